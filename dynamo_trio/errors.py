@@ -1,0 +1,241 @@
+"""Every exception of dynamo_trio, named by who is at fault.
+
+Theory of operation
+-------------------
+A class answers three questions, so that no caller has to look at a message:
+
+* ``migratable``: may another worker take the request over?  (Dynamo 1.5.1's
+  rule: only what the *worker's side* broke may move.)
+* ``status``: the HTTP status that a frontend answers with, a hint in the manner
+  of h11's ``error_status_hint``.
+* ``reason``: the short machine-readable code that goes into the error envelope's
+  ``code`` and into the header ``x-dynamo-reason``.
+
+The names of :class:`DynamoException` and its direct children are those of
+``dynamo.llm.exceptions``, so that ``except`` clauses port unchanged.
+Exceptions are translated exactly once, at the edge where they leave the process:
+HTTP (:mod:`dynamo_trio.frontend`), the request plane, and the exit code
+(:mod:`dynamo_trio.process`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DynamoException(Exception):  # noqa: N818 - Dynamo's own name
+    """Base of all errors that concern one request or one endpoint."""
+
+    migratable: ClassVar[bool] = False
+    status: ClassVar[int] = 500
+    reason: ClassVar[str] = "internal"
+    #: OpenAI's ``error.type``.
+    kind: ClassVar[str] = "internal_server_error"
+
+    @property
+    def message(self) -> str:
+        """The text meant for the client; never a path or an address of the server."""
+        return str(self) or (self.__doc__ or "").splitlines()[0]
+
+
+class Unknown(DynamoException):
+    """A failure that the peer did not name."""
+
+
+# --- the caller is at fault: trying elsewhere would fail the same way -------------
+
+
+class InvalidArgument(DynamoException):
+    """The request breaks a rule of the API. ``param`` names the field."""
+
+    status = 400
+    reason = "invalid_request"
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestRejected(InvalidArgument):
+    """An engine cannot serve this request at all: too long, or a token that it does not know."""
+
+
+class ModelNotFound(InvalidArgument):
+    """No model of that name was ever served here."""
+
+    status = 404
+    reason = "model_not_found"
+
+
+class RouteNotFound(InvalidArgument):
+    """The server has no such path."""
+
+    status = 404
+    reason = "not_found"
+
+
+class MethodNotAllowed(InvalidArgument):
+    """The path exists, but not with this HTTP method."""
+
+    status = 405
+    reason = "method_not_allowed"
+
+
+class PayloadTooLarge(InvalidArgument):
+    """The request body is larger than the server takes."""
+
+    status = 413
+    reason = "payload_too_large"
+
+
+class ClientTooSlow(InvalidArgument):
+    """The request did not arrive in time."""
+
+    status = 408
+    reason = "request_timeout"
+
+
+class Cancelled(DynamoException):
+    """The caller left. Never an error of the worker, never migrated."""
+
+    status = 499
+    reason = "cancelled"
+
+
+# --- this process, or the pool, cannot take it now --------------------------------
+
+
+class Draining(DynamoException):
+    """The process is stopping: nothing new is admitted. Nothing was begun, so try elsewhere."""
+
+    migratable = True
+    status = 503
+    reason = "draining"
+    kind = "service_unavailable"
+
+
+class NoWorker(DynamoException):
+    """The model is known, but no worker serves it at the moment."""
+
+    status = 503
+    reason = "no_worker"
+    kind = "service_unavailable"
+
+
+class Overloaded(DynamoException):
+    """The worker is full. Another one may have room."""
+
+    migratable = True
+    status = 529  # DYN_HTTP_OVERLOAD_STATUS_CODE
+    reason = "overloaded"
+    kind = "overloaded"
+
+
+class RequestCut(DynamoException):
+    """The request was ended by a shutdown limit; what was sent so far is right but incomplete."""
+
+    status = 503
+    reason = "cut"
+    kind = "service_unavailable"
+
+
+# --- the worker, or the way to it, broke ------------------------------------------
+
+
+class CannotConnect(DynamoException):
+    """The worker could not be reached, or refused before the stream was established."""
+
+    migratable = True
+    status = 503
+    reason = "cannot_connect"
+    kind = "service_unavailable"
+
+
+class Disconnected(DynamoException):
+    """The stream ended before generation completed."""
+
+    migratable = True
+    status = 500
+    reason = "disconnected"
+
+
+class ConnectionTimeout(DynamoException):
+    """The worker did not answer in time."""
+
+    migratable = True
+    status = 504
+    reason = "timeout"
+
+
+class StreamIncomplete(DynamoException):
+    """The worker said the stream is over, but it lacks its end."""
+
+    migratable = True
+    reason = "stream_incomplete"
+
+
+class EngineShutdown(DynamoException):
+    """The worker's engine is being shut down; ``planned`` marks a hand-over during a drain."""
+
+    migratable = True
+    status = 503
+    reason = "engine_shutdown"
+    kind = "service_unavailable"
+
+    def __init__(self, message: str = "", *, planned: bool = False) -> None:
+        super().__init__(message)
+        self.planned = planned
+
+
+class EngineClosed(EngineShutdown):
+    """The engine was already closed when the request reached it."""
+
+    reason = "engine_closed"
+
+
+class EngineDead(EngineShutdown):
+    """The engine failed for good: a step raised, or its process ended. The worker must exit."""
+
+    reason = "engine_dead"
+
+
+class EngineHung(EngineShutdown):
+    """A step did not return within its deadline. The engine is poisoned and never closed."""
+
+    reason = "engine_hung"
+
+
+# --- the operator or the machine: the process cannot start ------------------------
+
+
+class StartupError(Exception):
+    """The process cannot start. ``exit_code`` follows ruling R7's table."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(StartupError):
+    """A flag or variable has a bad value. The message names variable, value and rule."""
+
+    exit_code = 64
+
+
+class FileUnusable(StartupError):
+    """A file that was named is missing or cannot be read."""
+
+    exit_code = 64
+
+
+class PortInUse(StartupError):
+    """A listening port is taken, or may not be bound."""
+
+    exit_code = 64
+
+
+class LoadError(StartupError):
+    """The model could not be loaded: corrupt, or of a kind that the engine does not know."""
+
+
+class FetchError(StartupError):
+    """The default model could not be fetched or failed its checksum."""
