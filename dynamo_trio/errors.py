@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class DynamoException(Exception):  # noqa: N818 - Dynamo's own name
+class DynamoException(Exception):  # the name is Dynamo's
     """Base of all errors that concern one request or one endpoint."""
 
     migratable: ClassVar[bool] = False
