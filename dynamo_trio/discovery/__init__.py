@@ -1,0 +1,12 @@
+"""How processes find each other: records, the interface, and the backends behind it."""
+
+from dynamo_trio.discovery.abc import Change as Change
+from dynamo_trio.discovery.abc import Discovery as Discovery
+from dynamo_trio.discovery.abc import Put as Put
+from dynamo_trio.discovery.abc import Removed as Removed
+from dynamo_trio.discovery.abc import Watch as Watch
+from dynamo_trio.discovery.memory import MemoryDiscovery as MemoryDiscovery
+from dynamo_trio.discovery.records import EndpointId as EndpointId
+from dynamo_trio.discovery.records import Instance as Instance
+from dynamo_trio.discovery.records import ModelCard as ModelCard
+from dynamo_trio.discovery.records import Record as Record

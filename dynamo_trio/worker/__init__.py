@@ -1,0 +1,1 @@
+"""The worker role: an engine served as Dynamo's ``generate`` endpoint."""

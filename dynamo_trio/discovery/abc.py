@@ -1,0 +1,68 @@
+"""Discovery: how processes find each other.
+
+Every backend (``mem`` here; ``file``, ``etcd`` and ``kubernetes`` have their
+place beside it) implements :class:`Discovery` and passes the same contract tests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+import attrs
+
+from dynamo_trio.discovery.records import Instance, ModelCard, Record
+
+R = TypeVar("R", Instance, ModelCard)
+
+
+@attrs.frozen
+class Put(Generic[R]):
+    """A record appeared, or its content changed."""
+
+    record: R
+
+
+@attrs.frozen
+class Removed(Generic[R]):
+    """The record with this key is gone; ``record`` is its last known content."""
+
+    record: R
+
+
+Change = Put[R] | Removed[R]
+
+
+class Watch(ABC, Generic[R]):
+    """A consistent snapshot, followed by every change since, in order, none twice."""
+
+    @property
+    @abstractmethod
+    def snapshot(self) -> Mapping[str, R]:
+        """All records by key, as they were when the watch was opened."""
+
+    @abstractmethod
+    async def next_change(self) -> Change[R]:
+        """Wait for the next change."""
+
+
+class Discovery(ABC):
+    """A store of records that others can watch.
+
+    A registration belongs to the object that made it and ends with it at the
+    latest. Losing the store costs no request: readers keep their last known view.
+    """
+
+    @abstractmethod
+    async def register(self, record: Record) -> None:
+        """Publish a record; publishing the same key again replaces its content."""
+
+    @abstractmethod
+    async def unregister(self, record: Record) -> None:
+        """Withdraw a record. Withdrawing what is not there is not an error."""
+
+    @abstractmethod
+    def watch(self, kind: type[R]) -> AbstractAsyncContextManager[Watch[R]]:
+        """Watch all records of one kind, whoever published them."""

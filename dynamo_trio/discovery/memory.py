@@ -1,0 +1,71 @@
+"""Discovery inside one process (``DYN_DISCOVERY_BACKEND=mem``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from dynamo_trio.discovery.abc import Change, Discovery, Put, R, Removed, Watch
+from dynamo_trio.discovery.records import Record
+
+
+@attrs.define(eq=False)
+class _MemoryWatch(Watch[R]):
+    _snapshot: dict[str, R]
+    _pending: deque[Change[R]] = attrs.field(factory=deque)
+    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    @property
+    def snapshot(self) -> Mapping[str, R]:
+        return self._snapshot
+
+    async def next_change(self) -> Change[R]:
+        await trio.lowlevel.checkpoint()
+        while not self._pending:
+            await self._lot.park()
+        return self._pending.popleft()
+
+    def push(self, change: Change[R]) -> None:
+        self._pending.append(change)
+        self._lot.unpark()
+
+
+@attrs.define(eq=False)
+class MemoryDiscovery(Discovery):
+    """A store that lives and dies with the object. Changes are visible at once."""
+
+    _records: dict[type, dict[str, Any]] = attrs.field(factory=dict)
+    _watches: dict[type, list[_MemoryWatch[Any]]] = attrs.field(factory=dict)
+
+    async def register(self, record: Record) -> None:
+        await trio.lowlevel.checkpoint()
+        self._bucket(type(record))[record.key] = record
+        self._tell(type(record), Put[Any](record))
+
+    async def unregister(self, record: Record) -> None:
+        await trio.lowlevel.checkpoint()
+        gone = self._bucket(type(record)).pop(record.key, None)
+        if gone is not None:
+            self._tell(type(record), Removed[Any](gone))
+
+    @asynccontextmanager
+    async def watch(self, kind: type[R]) -> AsyncIterator[Watch[R]]:
+        watch = _MemoryWatch[R](dict(self._bucket(kind)))
+        watches = self._watches.setdefault(kind, [])
+        watches.append(watch)
+        try:
+            yield watch
+        finally:
+            watches.remove(watch)
+
+    def _bucket(self, kind: type) -> dict[str, Any]:
+        return self._records.setdefault(kind, {})
+
+    def _tell(self, kind: type, change: Change[Any]) -> None:
+        for watch in self._watches.get(kind, []):
+            watch.push(change)

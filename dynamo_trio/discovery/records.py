@@ -1,0 +1,93 @@
+"""What a process publishes about itself: instances and model cards.
+
+The fields are those of Dynamo 1.5.1's ``Endpoint`` and ``Model`` records; how a
+backend spells them (keys, JSON, escaping) is that backend's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from dynamo_trio.errors import InvalidArgument
+
+_SCHEME = "dyn://"
+_NOT_SLUG = re.compile(r"[^a-z0-9_-]+")
+
+
+@attrs.frozen
+class EndpointId:
+    """``namespace.component.endpoint``, as Dynamo names an endpoint."""
+
+    namespace: str
+    component: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> EndpointId:
+        """Read ``ns.comp.ep`` or ``dyn://ns.comp.ep``.
+
+        Raises:
+            InvalidArgument: the text has not three non-empty parts.
+        """
+        parts = text.removeprefix(_SCHEME).split(".")
+        if len(parts) != 3 or not all(parts):
+            raise InvalidArgument(
+                f"endpoint {text!r} must be 'namespace.component.endpoint' "
+                "(optionally with 'dyn://' before it)",
+                param="endpoint",
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.namespace}.{self.component}.{self.name}"
+
+    @property
+    def path(self) -> str:
+        """The key below a discovery bucket."""
+        return f"{self.namespace}/{self.component}/{self.name}"
+
+
+@attrs.frozen
+class Instance:
+    """One process that serves one endpoint, and the planes on which it can be reached."""
+
+    endpoint: EndpointId
+    instance_id: int  # unsigned 64 bit; one per process life
+    #: plane name -> address as that plane reads it, for instance ``{"mem": "…/generate"}``
+    transports: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Unique among instances: endpoint path and instance id in lower-case hex."""
+        return f"{self.endpoint.path}/{self.instance_id:x}"
+
+
+@attrs.frozen
+class ModelCard:
+    """A model that an instance serves. The frontend builds its tokeniser from it."""
+
+    name: str  # OpenAI's model id
+    endpoint: EndpointId
+    instance_id: int
+    model_path: Path | None = None  # tokeniser and template; None: the built-in byte tokeniser
+    context_length: int = 0  # tokens for prompt and answer together
+    kv_cache_block_size: int = 0  # tokens
+    model_type: frozenset[str] = frozenset({"chat", "completions"})
+    migration_limit: int = 0
+
+    @property
+    def key(self) -> str:
+        """Unique among cards: the key of the instance that published it."""
+        return f"{self.endpoint.path}/{self.instance_id:x}"
+
+    @property
+    def slug(self) -> str:
+        """The name with only ``a-z 0-9 - _``, as Dynamo demands of a card."""
+        return _NOT_SLUG.sub("-", self.name.lower()).strip("-")
+
+
+Record = Instance | ModelCard

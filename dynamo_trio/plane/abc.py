@@ -1,0 +1,129 @@
+"""The request plane: how a request reaches an endpoint and its items come back.
+
+Theory of operation
+-------------------
+A plane has two roles. The *server* side is given an :class:`Acceptor` and calls
+it, synchronously, for each request that arrives: either it raises (a refusal,
+which the peer sees as the negative acknowledgement) or it returns an
+:class:`AcceptedCall`, and from then on the call pushes its items into the
+:class:`Outbox` that the plane gave it. The *client* side is
+:meth:`RequestPlane.open_stream`: when it has been entered the request is
+accepted, and items arrive at an :class:`ItemSink`.
+
+No task is made per stream by a client plane, and nothing in the way of an item
+awaits: ``Outbox.put`` and ``ItemSink.feed`` are plain calls. Whoever owns the
+request waits on an event of its own, and only for start, end, cancel and
+back-pressure. Back-pressure is credit: the client grants as it consumes, and a
+call without credit waits (:meth:`Outbox.wait_credit`), which holds back only
+that one stream.
+
+Payloads cross a plane as bytes, even in memory, so that the planes cannot
+differ in what they carry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar, Protocol
+
+import attrs
+
+from dynamo_trio.errors import DynamoException
+
+#: Items that a call may send before the client has granted anything.
+INITIAL_CREDIT = 64
+
+
+@attrs.frozen
+class RequestHead:
+    """What travels beside the payload of a request."""
+
+    request_id: str
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
+
+
+class ItemSink(Protocol):
+    """Takes the items of one stream. Called by the plane: never awaits, never raises."""
+
+    def feed(self, payloads: Sequence[bytes]) -> None:
+        """Take the items that are there, in order, encoded."""
+
+    def finish(self, error: DynamoException | None) -> None:
+        """The stream is over; called at most once, after the last ``feed``."""
+
+
+class Outbox(ABC):
+    """The way back of one call, on the server side."""
+
+    @abstractmethod
+    def put(self, payload: bytes) -> None:
+        """Send one encoded item; never blocks. After ``finish`` it does nothing."""
+
+    @abstractmethod
+    def finish(self, error: DynamoException | None) -> None:
+        """End the stream. The first call wins."""
+
+    @property
+    @abstractmethod
+    def has_credit(self) -> bool:
+        """May the call send another item now?"""
+
+    @abstractmethod
+    async def wait_credit(self) -> None:
+        """Wait until there is credit, or until :meth:`wake` is called."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let a waiter of :meth:`wait_credit` look again (the call was cut)."""
+
+
+class AcceptedCall(Protocol):
+    """A request that an endpoint has taken on."""
+
+    def cancel(self) -> None:
+        """The client left; it wants no farewell. Safe to call at any time, also twice."""
+
+
+class Acceptor(Protocol):
+    """The endpoint behind an address."""
+
+    def accept(self, head: RequestHead, payload: bytes, outbox: Outbox) -> AcceptedCall:
+        """Take the request on, or raise.
+
+        Raises:
+            Draining: the endpoint is closed to new requests.
+            Overloaded: the endpoint is full.
+        """
+
+
+class ClientStream(Protocol):
+    """The client's hold on an open stream."""
+
+    def grant(self, items: int) -> None:
+        """Allow the peer to send so many items more."""
+
+
+class RequestPlane(ABC):
+    """One way to carry requests. ``name`` is the key in an instance's ``transports``."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def serve(self, path: str, acceptor: Acceptor) -> AbstractAsyncContextManager[str]:
+        """Make ``acceptor`` reachable under ``path`` while the block runs; yields the address."""
+
+    @abstractmethod
+    def open_stream(
+        self, address: str, head: RequestHead, payload: bytes, sink: ItemSink
+    ) -> AbstractAsyncContextManager[ClientStream]:
+        """Send a request; entering waits for the acknowledgement.
+
+        Leaving the block tells the peer to stop, if it has not finished, and
+        detaches ``sink`` with no checkpoint in between: afterwards it is not called.
+
+        Raises:
+            CannotConnect: nobody serves that address.
+            Draining, Overloaded: the peer refused.
+        """

@@ -1,0 +1,175 @@
+"""The distributed runtime: names, registrations and the nurseries that hold them.
+
+``open_runtime`` is the nest in which everything that talks to other processes
+lives. Leaving it withdraws what was registered.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import attrs
+import trio
+
+from dynamo_trio.client import Client, open_client
+from dynamo_trio.discovery import Discovery, EndpointId, Instance, MemoryDiscovery, ModelCard
+from dynamo_trio.endpoint import EndpointService, Handler
+from dynamo_trio.lifecycle import Lifecycle
+from dynamo_trio.plane import MemoryPlane, RequestPlane
+
+logger = logging.getLogger("dynamo_trio.runtime")
+
+
+@attrs.define(eq=False)
+class DistributedRuntime:
+    """One process's place in the fleet (``dynamo.runtime.DistributedRuntime``)."""
+
+    lifecycle: Lifecycle
+    discovery: Discovery
+    planes: Mapping[str, RequestPlane]
+    nursery: trio.Nursery
+    instance_id: int = attrs.field(factory=lambda: secrets.randbits(64))
+    #: Invariant: an instance is in here exactly while others may find it.
+    _registered: dict[str, Instance] = attrs.field(factory=dict)
+
+    def endpoint(self, name: str) -> Endpoint:
+        """The endpoint ``ns.comp.ep``, to be served or called.
+
+        Raises:
+            InvalidArgument: the name has not three parts.
+        """
+        return Endpoint(self, EndpointId.parse(name))
+
+    def shutdown(self) -> None:
+        """Begin the graceful stop and return at once. Idempotent."""
+        self.lifecycle.request_stop("runtime.shutdown()")
+
+    async def register(self, instance: Instance) -> None:
+        """Let others find this instance."""
+        await self.discovery.register(instance)
+        self._registered[instance.key] = instance
+
+    async def unregister(self, instance: Instance) -> None:
+        """Leave the routing pool; requests that are running, or still arrive, are served."""
+        if self._registered.pop(instance.key, None) is not None:
+            await self.discovery.unregister(instance)
+
+    async def unregister_all(self) -> None:
+        """Withdraw every instance of this process, all at once."""
+        async with trio.open_nursery() as nursery:
+            for instance in list(self._registered.values()):
+                nursery.start_soon(self.unregister, instance)
+
+
+@attrs.frozen(eq=False)
+class Endpoint:
+    """A name that can be served or called (``dynamo.runtime.Endpoint``)."""
+
+    runtime: DistributedRuntime
+    id: EndpointId
+
+    def client(self) -> AbstractAsyncContextManager[Client]:
+        """A client of this endpoint, to be entered with ``async with``."""
+        return open_client(self.id, self.runtime.discovery, self.runtime.planes)
+
+    @asynccontextmanager
+    async def serving(
+        self,
+        handler: Handler,
+        *,
+        graceful_shutdown: bool = True,
+        request_type: type = object,
+        card: ModelCard | None = None,
+    ) -> AsyncIterator[Instance]:
+        """Serve the endpoint while the block runs; entered, it is registered.
+
+        Leaving the block waits for nothing: requests that still run are cancelled.
+        The orderly way out is the lifecycle's, which waits before this block is left.
+        """
+        runtime = self.runtime
+        async with trio.open_nursery() as requests:
+            service = EndpointService(
+                self.id.name,
+                handler,
+                runtime.lifecycle.work,
+                requests,
+                runtime.lifecycle,
+                graceful=graceful_shutdown,
+                request_type=request_type,
+            )
+            async with self._announced(service, card) as instance:
+                yield instance
+            requests.cancel_scope.cancel("the endpoint is closed")
+
+    @asynccontextmanager
+    async def _announced(
+        self, service: EndpointService, card: ModelCard | None
+    ) -> AsyncIterator[Instance]:
+        runtime = self.runtime
+        path = f"{runtime.instance_id:x}/{self.id.name}"
+        async with _serve_on_all(runtime.planes, path, service) as transports:
+            instance = Instance(self.id, runtime.instance_id, transports)
+            records = [instance] if card is None else [card, instance]
+            try:
+                for record in records:
+                    await _publish(runtime, record)
+                yield instance
+            finally:
+                with runtime.lifecycle.cleanup(2.0):
+                    await _withdraw(runtime, reversed(records))
+
+    async def serve_endpoint(self, handler: Handler, graceful_shutdown: bool = True) -> None:
+        """Serve until the process has stopped (``dynamo.runtime``'s form of :meth:`serving`)."""
+        async with self.serving(handler, graceful_shutdown=graceful_shutdown):
+            await self.runtime.lifecycle.wait_stopped()
+
+
+async def _publish(runtime: DistributedRuntime, record: Instance | ModelCard) -> None:
+    if isinstance(record, Instance):
+        await runtime.register(record)
+        logger.info("serving %s as instance %x", record.endpoint, record.instance_id)
+    else:
+        await runtime.discovery.register(record)
+
+
+async def _withdraw(
+    runtime: DistributedRuntime, records: Iterable[Instance | ModelCard]
+) -> None:
+    for record in records:
+        if isinstance(record, Instance):
+            await runtime.unregister(record)
+        else:
+            await runtime.discovery.unregister(record)
+
+
+@asynccontextmanager
+async def _serve_on_all(
+    planes: Mapping[str, RequestPlane], path: str, service: EndpointService
+) -> AsyncIterator[dict[str, str]]:
+    """Serve on every plane; yields plane name -> address."""
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(plane.serve(path, service))
+            for name, plane in planes.items()
+        }
+
+
+@asynccontextmanager
+async def open_runtime(
+    lifecycle: Lifecycle,
+    *,
+    discovery: Discovery | None = None,
+    planes: Iterable[RequestPlane] = (),
+) -> AsyncIterator[DistributedRuntime]:
+    """The runtime of one process; by default everything in memory (``mem``)."""
+    chosen = list(planes) or [MemoryPlane()]
+    async with trio.open_nursery() as nursery:
+        runtime = DistributedRuntime(
+            lifecycle, discovery or MemoryDiscovery(), {p.name: p for p in chosen}, nursery
+        )
+        lifecycle.on_unregister(runtime.unregister_all)
+        yield runtime
+        nursery.cancel_scope.cancel("the runtime is closed")
