@@ -1,0 +1,123 @@
+"""Values of two options that have a structure of their own."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+#: Dynamo's words for how much is logged, and the level of Python's logging that each means.
+LOG_LEVELS = {
+    "trace": "DEBUG",
+    "debug": "DEBUG",
+    "info": "INFO",
+    "warn": "WARNING",
+    "warning": "WARNING",
+    "error": "ERROR",
+    "critical": "CRITICAL",
+    "off": "CRITICAL",
+}
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_LOGGER = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
+
+
+@frozen
+class EndpointName:
+    """Where a worker is found: Dynamo's ``dyn://namespace.component.endpoint``."""
+
+    namespace: str
+    component: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"dyn://{self.namespace}.{self.component}.{self.endpoint}"
+
+
+@frozen
+class EndpointRule:
+    """``dyn://namespace.component.endpoint``; the ``dyn://`` may be left out."""
+
+    text: str = "dyn://NAMESPACE.COMPONENT.ENDPOINT, each of letters, digits, '-' and '_'"
+    unit: str = ""
+    metavar: str = "DYN://NS.COMPONENT.ENDPOINT"
+
+    def parse(self, text: str) -> EndpointName:
+        parts = text.strip().removeprefix("dyn://").split(".")
+        if len(parts) != 3:
+            raise ValueError(text)
+        value = EndpointName(*parts)
+        self.check(value)
+        return value
+
+    def check(self, value: EndpointName) -> None:
+        for part in (value.namespace, value.component, value.endpoint):
+            if not _NAME.fullmatch(part):
+                raise ValueError(part)
+
+    def show(self, value: EndpointName) -> str:
+        return str(value)
+
+
+@frozen
+class NamespaceRule:
+    """The first part of an endpoint's name."""
+
+    text: str = "letters, digits, '-' and '_'"
+    unit: str = ""
+    metavar: str = "NAME"
+
+    def parse(self, text: str) -> str:
+        self.check(text.strip())
+        return text.strip()
+
+    def check(self, value: str) -> None:
+        if not _NAME.fullmatch(value):
+            raise ValueError(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@frozen
+class LogFilter:
+    """How much is logged: a level for the whole, and others for single loggers."""
+
+    level: str
+    loggers: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join([self.level, *(f"{name}={level}" for name, level in self.loggers)])
+
+
+@frozen
+class LogFilterRule:
+    """``LEVEL[,LOGGER=LEVEL...]``, the form that ``DYN_LOG`` has in Dynamo."""
+
+    text: str = f"LEVEL[,LOGGER=LEVEL...] with a level of {', '.join(LOG_LEVELS)}"
+    unit: str = ""
+    metavar: str = "LEVEL[,LOGGER=LEVEL...]"
+
+    def parse(self, text: str) -> LogFilter:
+        level = "info"
+        loggers: list[tuple[str, str]] = []
+        for part in text.strip().split(","):
+            name, equals, word = part.strip().rpartition("=")
+            if equals:
+                loggers.append((name.replace("::", "."), word.lower()))
+            else:
+                level = word.lower()
+        value = LogFilter(level, tuple(loggers))
+        self.check(value)
+        return value
+
+    def check(self, value: LogFilter) -> None:
+        for level in (value.level, *(level for _, level in value.loggers)):
+            if level not in LOG_LEVELS:
+                raise ValueError(level)
+        for name, _ in value.loggers:
+            if not _LOGGER.fullmatch(name):
+                raise ValueError(name)
+
+    def show(self, value: LogFilter) -> str:
+        return str(value)

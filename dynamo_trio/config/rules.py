@@ -1,0 +1,209 @@
+"""Rules: how the text of a flag or variable becomes a value, and what is wrong with it.
+
+A rule never guesses. ``parse`` takes text, ``check`` a value that a program passed itself; both
+raise :exc:`ValueError` for anything outside the rule, and ``text`` says the rule in words, ready
+to stand after "must be". Numbers are plain ASCII decimals: what Python accepts beyond that
+(``1_000``, ``infinity``, digits of other scripts) is more often a slip than an intention.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from attrs import frozen
+
+#: Ten years. A longer wait is a slip, and Trio's clock loses precision far beyond it.
+MAX_SECONDS = 315_360_000.0
+
+_FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+T = TypeVar("T")
+W = TypeVar("W", bound=str)
+
+
+class Rule(Protocol[T]):
+    """How one kind of value is read, checked and shown."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, to stand after "must be"."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in ``--help``."""
+
+    @property
+    def unit(self) -> str:
+        """The unit that is shown after a value; empty if there is none."""
+
+    def parse(self, text: str) -> T:
+        """The value that ``text`` means. Raises ValueError."""
+
+    def check(self, value: T) -> None:
+        """Accept a value from code. Raises ValueError."""
+
+    def show(self, value: T) -> str:
+        """The text that :meth:`parse` turns back into ``value``."""
+
+
+def _number(value: float) -> str:
+    """``5``, ``0.25``, ``315360000``: no exponent, no needless ``.0``."""
+    return f"{value:.0f}" if value == int(value) else repr(value)
+
+
+@frozen
+class Seconds:
+    """A time in seconds; 0 means at once."""
+
+    minimum: float = 0.0
+    unit: str = "s"
+    metavar: str = "SECONDS"
+    maximum: float = MAX_SECONDS
+
+    @property
+    def text(self) -> str:
+        noun = {"s": "a number of seconds", "ms": "a number of milliseconds"}[self.unit]
+        return f"{noun} from {_number(self.minimum)} to {_number(self.maximum)}"
+
+    def parse(self, text: str) -> float:
+        if not _FLOAT.fullmatch(text.strip()):
+            raise ValueError(text)
+        value = float(text) + 0.0  # -0 becomes 0
+        self.check(value)
+        return value
+
+    def check(self, value: float) -> None:
+        if not (math.isfinite(value) and self.minimum <= value <= self.maximum):
+            raise ValueError(value)
+
+    def show(self, value: float) -> str:
+        return _number(value)
+
+
+def milliseconds() -> Seconds:
+    """A time in milliseconds; 0 means at once."""
+    return Seconds(unit="ms", metavar="MS", maximum=MAX_SECONDS * 1000)
+
+
+@frozen
+class Integer:
+    """A whole number within bounds, both of them allowed."""
+
+    minimum: int
+    maximum: int
+    unit: str = ""
+    metavar: str = "N"
+
+    @property
+    def text(self) -> str:
+        return f"a whole number from {self.minimum} to {self.maximum}"
+
+    def parse(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text.strip()):
+            raise ValueError(text)
+        value = int(text)
+        self.check(value)
+        return value
+
+    def check(self, value: int) -> None:
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(value)
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+
+@frozen
+class Choice(Generic[W]):
+    """One of a few words."""
+
+    words: tuple[W, ...]
+    unit: str = ""
+
+    @property
+    def text(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.words)
+
+    def parse(self, text: str) -> W:
+        for word in self.words:
+            if word == text.strip().lower():
+                return word
+        raise ValueError(text)
+
+    def check(self, value: W) -> None:
+        if value not in self.words:
+            raise ValueError(value)
+
+    def show(self, value: W) -> str:
+        return value
+
+
+@frozen
+class Boolean:
+    """Yes or no, in the spellings that people use."""
+
+    text: str = "one of 1, 0, true, false, yes, no, on, off"
+    unit: str = ""
+    metavar: str = "BOOL"
+
+    def parse(self, text: str) -> bool:
+        word = text.strip().lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(text)
+        return word in _TRUE
+
+    def check(self, value: bool) -> None:
+        """Every bool is right."""
+
+    def show(self, value: bool) -> str:
+        return "true" if value else "false"
+
+
+@frozen
+class Text:
+    """Any text that is not empty and prints on one line."""
+
+    text: str = "text that is not empty"
+    unit: str = ""
+    metavar: str = "TEXT"
+
+    def parse(self, text: str) -> str:
+        self.check(text.strip())
+        return text.strip()
+
+    def check(self, value: str) -> None:
+        if not value or not value.isprintable():
+            raise ValueError(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@frozen
+class FilePath:
+    """A path. Whether it can be used is found out by whoever uses it."""
+
+    text: str = "a path"
+    unit: str = ""
+    metavar: str = "PATH"
+
+    def parse(self, text: str) -> Path:
+        if not text or "\0" in text:
+            raise ValueError(text)
+        return Path(text)
+
+    def check(self, value: Path) -> None:
+        """Every Path is right."""
+
+    def show(self, value: Path) -> str:
+        return str(value)

@@ -1,0 +1,56 @@
+"""The settings as text: for ``--print-config`` and for the reference page of the docs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_trio.config.config import Config
+from dynamo_trio.config.option import AnyOption, Group, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+
+def by_group(
+    groups: Collection[Group] = tuple(Group),
+) -> Iterator[tuple[Group, dict[str, AnyOption]]]:
+    """Each group with its options, in the order of the table."""
+    options = options_of(Config)
+    for group in Group:
+        if group in groups:
+            yield group, {name: o for name, o in options.items() if o.group is group}
+
+
+def effective(config: Config, *, groups: Collection[Group] = tuple(Group)) -> str:
+    """Every setting of ``groups`` with its value and where the value came from."""
+    lines: list[str] = []
+    for group, options in by_group(groups):
+        lines += ["", f"# {group}"]
+        for name, option in options.items():
+            value = option.show(getattr(config, name))
+            source = config.sources.get(name, "default")
+            lines.append(f"{option.env or option.flag:<50} {value:<24} {source}")
+    return "\n".join(lines[1:])
+
+
+def markdown() -> str:
+    """The reference tables: one section a group."""
+    parts = []
+    for group, options in by_group():
+        rows = "".join(_row(option) for option in options.values())
+        parts.append(
+            f"## {group}\n\n| variable | flag | default | must be | meaning |\n"
+            f"|---|---|---|---|---|\n{rows}"
+        )
+    return "\n".join(parts)
+
+
+def _row(option: AnyOption) -> str:
+    cells = (
+        f"`{option.env}`" if option.env else "",
+        f"`{option.flag}`",
+        option.default_text,
+        option.rule_text,
+        option.help,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -1,0 +1,343 @@
+"""Configuration: one table, flag over variable over default, and no bad value gets through."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from attrs.exceptions import FrozenInstanceError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_trio.config import Config, EndpointName, Group, LogFilter, effective
+from dynamo_trio.config.option import AnyOption, options_of
+from dynamo_trio.config.rules import MAX_SECONDS, Boolean, Choice, Integer, Seconds
+from dynamo_trio.config.show import markdown
+from dynamo_trio.errors import ConfigError
+
+OPTIONS = options_of(Config)
+NUMERIC = {n: o for n, o in OPTIONS.items() if isinstance(o.rule, Seconds | Integer)}
+CHOICES = {n: o for n, o in OPTIONS.items() if isinstance(o.rule, Choice | Boolean)}
+
+
+def load(*argv: str, **environ: str) -> Config:
+    return Config.from_args_and_env(argv, environ)
+
+
+def problem_of(*argv: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv, **environ)
+    assert caught.value.exit_code == 64
+    return str(caught.value)
+
+
+# --- the table ---------------------------------------------------------------------------
+
+
+def test_every_variable_has_a_flag_of_the_same_meaning() -> None:
+    for name, option in OPTIONS.items():
+        if option.env is None:
+            assert option.flag == "--" + name.replace("_", "-")
+            continue
+        stem = option.flag.removeprefix("--").replace("-", "_").upper()
+        assert option.env in {f"DYN_{stem}", f"DYN_TRIO_{stem}"}
+
+
+def test_names_are_unique() -> None:
+    flags = [o.flag for o in OPTIONS.values()]
+    envs = [o.env for o in OPTIONS.values() if o.env]
+    assert len(set(flags)) == len(flags)
+    assert len(set(envs)) == len(envs)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_default_obeys_its_own_rule_and_survives_the_way_through_text(name: str) -> None:
+    option = OPTIONS[name]
+    value = option.initial({"HOME": "/home/someone"})
+    if value is None:
+        assert option.default is None
+        return
+    option.rule.check(value)
+    assert option.rule.parse(option.rule.show(value)) == value
+
+
+def test_a_config_made_in_code_equals_one_made_from_nothing() -> None:
+    assert Config(cache_dir=Path("c")) == load("--cache-dir", "c")
+
+
+def test_the_object_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        load().grace = 1.0  # type: ignore[misc]  # the point of the test
+
+
+# --- precedence ----------------------------------------------------------------------------
+
+
+def test_flag_wins_over_variable_and_variable_over_default() -> None:
+    assert load().http_port == 8000
+    assert load(DYN_HTTP_PORT="8001").http_port == 8001
+    config = load("--http-port", "8002", DYN_HTTP_PORT="8001", DYN_LOG="debug")
+    assert config.http_port == 8002
+    assert config.sources == {"http_port": "--http-port", "log": "DYN_LOG"}
+
+
+def test_the_last_of_a_repeated_flag_counts() -> None:
+    assert load("--http-port=1", "--http-port=2").http_port == 2
+
+
+def test_groups_that_a_program_does_not_take_are_neither_read_nor_flags() -> None:
+    config = Config.from_args_and_env([], {"DYN_HTTP_PORT": "x"}, groups=[Group.ENGINE])
+    assert config.http_port == 8000
+    with pytest.raises(ConfigError, match="--http-port: no such flag"):
+        Config.from_args_and_env(["--http-port", "1"], {}, groups=[Group.ENGINE])
+
+
+def test_the_process_itself_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["prog", "--itl-ms", "3"])
+    monkeypatch.setenv("DYN_HTTP_PORT", "81")
+    config = Config.from_args_and_env()
+    assert (config.itl_ms, config.http_port) == (3.0, 81)
+
+
+# --- bad values ----------------------------------------------------------------------------
+
+
+def assert_finite_and_in_range(option: AnyOption, value: object) -> None:
+    assert isinstance(value, int | float)
+    assert math.isfinite(value)
+    assert isinstance(option.rule, Seconds | Integer)
+    assert option.rule.minimum <= value <= option.rule.maximum
+
+
+texts = st.one_of(
+    st.text(max_size=30),
+    st.floats().map(repr),
+    st.integers().map(str),
+    st.from_regex(r"[-+ ]?[0-9_]{0,25}\.?[0-9]{0,4}([eE][-+]?[0-9]{1,4})? ?", fullmatch=True),
+    st.sampled_from(["", " ", "nan", "-inf", "1_0", "٣", "0x10", "-0", "1e999", "5s", "9" * 5000]),
+)
+
+
+@given(name=st.sampled_from(sorted(NUMERIC)), text=texts)
+def test_any_text_for_a_number_is_a_number_in_range_or_a_config_error(name: str, text: str) -> None:
+    option = NUMERIC[name]
+    assert option.env is not None
+    shown = text if len(text) <= 200 else text[:199] + "…"
+    message = None
+    try:
+        config = Config.from_args_and_env([], {option.env: text})
+    except ConfigError as error:
+        message = str(error)
+    if message is None:
+        assert_finite_and_in_range(option, getattr(config, name))
+    else:
+        assert message == f"{option.env}={shown!r}: must be {option.rule.text}"
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+@pytest.mark.parametrize("text", ["", "abc", "nan", "inf", "-inf", "-1", "1_0", "1e999"])
+def test_what_is_never_a_number_of_any_setting(name: str, text: str) -> None:
+    option = NUMERIC[name]
+    by_flag = problem_of(f"{option.flag}={text}")
+    assert by_flag == f"{option.flag}={text!r}: must be {option.rule.text}"
+    assert problem_of(**{str(option.env): text}).startswith(f"{option.env}={text!r}: must be ")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_unknown_word_is_refused_with_the_words_that_are_known(name: str) -> None:
+    option = CHOICES[name]
+    for text in ("", "perhaps"):
+        message = problem_of(f"{option.flag}={text}")
+        assert message == f"{option.flag}={text!r}: must be {option.rule.text}"
+
+
+def test_times_reach_ten_years_and_no_further() -> None:
+    assert load(DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="315360000").grace == MAX_SECONDS
+    problem_of(DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="315360001")
+    assert math.copysign(1, load(DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="-0").grace) == 1
+
+
+def test_a_termination_grace_period_below_five_seconds_cannot_work() -> None:
+    assert load(DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS="5").termination_grace == 5
+    message = problem_of(DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS="4.9")
+    assert message.startswith("DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS='4.9': must be a number")
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "80.0"])
+def test_a_port_is_a_port(port: str) -> None:
+    assert "a whole number from 0 to 65535" in problem_of(DYN_HTTP_PORT=port)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    message = problem_of(
+        "--http-prt", "1", "--itl-ms=x", DYN_HTTP_PORT="y", DYN_TRIO_DRAIN_POLICY="z"
+    )
+    assert message.splitlines() == [
+        "5 settings are wrong:",
+        "  --http-prt: no such flag (did you mean --http-port?)",
+        "  '1': no argument stands alone here; every value follows its flag",
+        "  DYN_HTTP_PORT='y': must be a whole number from 0 to 65535",
+        "  DYN_TRIO_DRAIN_POLICY='z': must be one of auto, finish, migrate",
+        "  --itl-ms='x': must be a number of milliseconds from 0 to 315360000000",
+    ]
+
+
+def test_a_flag_is_never_abbreviated() -> None:
+    assert "--http-por: no such flag (did you mean --http-port?)" in problem_of("--http-por", "1")
+
+
+def test_a_flag_without_its_value_is_a_config_error() -> None:
+    assert problem_of("--http-port") == "argument --http-port: expected one argument"
+
+
+def test_a_value_from_code_obeys_the_same_rule() -> None:
+    with pytest.raises(ValueError, match=r"grace=nan: must be a number of seconds from 0"):
+        Config(grace=math.nan)
+    with pytest.raises(ValueError, match="http_port=None: must be"):
+        Config(http_port=None)  # type: ignore[arg-type]  # the point of the test
+    with pytest.raises(ValueError, match="grace='5': must be"):
+        Config(grace="5")  # type: ignore[arg-type]  # the point of the test
+
+
+# --- single kinds of value ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *(("1", True), ("yes", True), ("On", True), ("TRUE", True)),
+        *(("0", False), ("no", False), ("off", False), ("False", False)),
+    ],
+)
+def test_yes_and_no_have_many_spellings(word: str, value: bool) -> None:
+    assert load(DYN_LOGGING_JSONL=word).log_jsonl is value
+    assert load("--logging-jsonl", word).log_jsonl is value
+
+
+def test_a_switch_alone_means_yes() -> None:
+    assert load("--logging-jsonl").log_jsonl is True
+
+
+def test_empty_text_means_not_set_where_text_may_be_absent() -> None:
+    assert load(DYN_TRIO_SHUTDOWN_REPORT="", DYN_MODEL_NAME=" ").shutdown_report is None
+    assert "DYN_HTTP_HOST=''" in problem_of(DYN_HTTP_HOST="")
+
+
+def test_an_endpoint_has_three_parts() -> None:
+    assert load().endpoint_name == EndpointName("dynamo", "backend", "generate")
+    assert load(DYN_NAMESPACE="a").endpoint_name == EndpointName("a", "backend", "generate")
+    assert load(DYN_ENDPOINT="dyn://x.y.z").endpoint_name == EndpointName("x", "y", "z")
+    assert load(DYN_ENDPOINT="x.y.z").endpoint_name == EndpointName("x", "y", "z")
+    for bad in ("", "x.y", "dyn://x.y.z.w", "x..z", "a/b.c.d"):
+        assert "NAMESPACE.COMPONENT.ENDPOINT" in problem_of(DYN_ENDPOINT=bad)
+
+
+def test_the_log_filter_takes_single_loggers() -> None:
+    assert load(DYN_LOG="WARN").log == LogFilter("warn")
+    expected = LogFilter("info", (("dynamo_trio.frontend", "debug"), ("h2", "error")))
+    assert load(DYN_LOG="info,dynamo_trio::frontend=debug, h2=error").log == expected
+    assert load(DYN_LOG="h2=error").log == LogFilter("info", (("h2", "error"),))
+    for bad in ("", "loud", "info,=debug", "info,x=loud", "info,"):
+        problem_of(DYN_LOG=bad)
+
+
+def test_no_color_is_heard_and_can_be_overruled() -> None:
+    assert not load().no_color
+    assert not load(NO_COLOR="").no_color
+    assert load(NO_COLOR="1").no_color
+    assert not load(NO_COLOR="1", DYN_SDK_DISABLE_ANSI_LOGGING="0").no_color
+
+
+def test_the_cache_follows_xdg() -> None:
+    assert load(HOME="/h").cache_dir == Path("/h/.cache/dynamo_trio")
+    assert load(HOME="/h", XDG_CACHE_HOME="/x").cache_dir == Path("/x/dynamo_trio")
+    assert load(XDG_CACHE_HOME="/x", DYN_TRIO_CACHE_DIR="/c").cache_dir == Path("/c")
+
+
+# --- budgets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "worker", "frontend", "standalone"),
+    [
+        ({}, None, None, None),
+        ({"DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS": "60"}, 57, 57, 57),
+        ({"DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "30"}, 35, 30, 30),
+        (
+            {
+                "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "30",
+                "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "2",
+                "DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS": "60",
+            },
+            32,
+            30,
+            30,
+        ),
+        (
+            {
+                "DYN_WORKER_SHUTDOWN_TOTAL_TIMEOUT_SECS": "0",
+                "DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS": "60",
+            },
+            0,
+            57,
+            0,
+        ),
+        (
+            {
+                "DYN_WORKER_SHUTDOWN_TOTAL_TIMEOUT_SECS": "20",
+                "DYN_TRIO_FRONTEND_SHUTDOWN_TOTAL_TIMEOUT_SECS": "10",
+            },
+            20,
+            10,
+            10,
+        ),
+    ],
+)
+def test_the_total_comes_from_the_first_that_is_set(
+    environ: dict[str, str], worker: float | None, frontend: float | None, standalone: float | None
+) -> None:
+    config = load(**environ)
+    assert config.worker_budget == worker
+    assert config.frontend_budget == frontend
+    assert config.standalone_budget == standalone
+
+
+# --- what a person sees --------------------------------------------------------------------------
+
+
+def test_help_tells_default_unit_and_variable_of_every_setting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+    assert caught.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS.values():
+        variable = f"; variable: {option.env}" if option.env else ""
+        assert f"{option.flag} " in shown
+        assert f"default: {option.default_text}{variable})" in shown
+    assert "default: 5 s; variable: DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS" in shown
+
+
+def test_print_config_tells_each_value_and_its_source() -> None:
+    config = load("--print-config", "--http-port", "1", DYN_LOG="debug")
+    rows = [line.split() for line in effective(config).splitlines() if line[:1] not in ("", "#")]
+    assert config.print_config
+    assert len(rows) == len(OPTIONS)
+    assert ["DYN_HTTP_PORT", "1", "--http-port"] in rows
+    assert ["DYN_LOG", "debug", "DYN_LOG"] in rows
+    assert ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "5", "s", "default"] in rows
+
+
+def test_a_likely_slip_in_a_variable_of_ours_is_a_warning() -> None:
+    config = load(DYN_TRIO_GRACE_MOD="fixed", DYN_TRIO_TEST_NO_SKIP="1", DYN_OTHER="1")
+    expected = "DYN_TRIO_GRACE_MOD: no such variable (did you mean DYN_TRIO_GRACE_MODE?)"
+    assert config.warnings == (f"{expected}; it is ignored",)
+
+
+def test_the_reference_tables_hold_every_setting() -> None:
+    text = markdown()
+    for option in OPTIONS.values():
+        assert f"`{option.flag}`" in text
+    assert all(line.count(" | ") == 4 for line in text.splitlines() if line.startswith("| `"))
