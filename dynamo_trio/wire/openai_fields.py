@@ -1,0 +1,199 @@
+"""Rules for the fields of an OpenAI request body.
+
+Theory of operation
+-------------------
+A body is decoded to plain JSON values once; then every field is judged by one
+*rule*, a function ``(value, name) -> value`` that returns the value in its typed
+form or raises :class:`~dynamo_trio.errors.InvalidArgument`. A message always names
+the field, the rule, and what was found (shortened: it goes back to the client and
+into logs, and must not be as long as the input).
+
+Null stands for "absent" in all of OpenAI's API, so :class:`Fields` treats both
+alike and no rule ever sees ``None``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from dynamo_trio.errors import InvalidArgument
+
+T = TypeVar("T")
+#: One decoded JSON value. The only place where an untyped value is let in.
+Json = Any
+Rule = Callable[[Json, str], T]
+
+MAX_SHOWN = 60
+
+
+def shown(value: Json) -> str:
+    """``value`` as JSON for an error message, at most :data:`MAX_SHOWN` characters."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) > 10**MAX_SHOWN:
+        return "a number far too large"  # and one that not every encoder would take
+    text = json.dumps(value[: MAX_SHOWN + 1] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def refuse(name: str, rule: str, value: Json) -> InvalidArgument:
+    """The error for a field that breaks its rule."""
+    return InvalidArgument(f"'{name}' must be {rule}, not {shown(value)}.", param=name)
+
+
+def unsupported(name: str, detail: str = "") -> InvalidArgument:
+    """The error for a known field whose effect this server does not have yet."""
+    return InvalidArgument(f"'{name}' is not supported here yet{detail}.", param=name)
+
+
+def decode_object(body: bytes) -> dict[str, Json]:
+    """The JSON object in ``body``.
+
+    Raises:
+        InvalidArgument: not UTF-8, not JSON, nested too deeply, or not an object.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise InvalidArgument("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InvalidArgument(f"The body is not valid JSON: {exc}.") from None
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"The body must be a JSON object, not {shown(value)}.")
+    return value
+
+
+class Fields:
+    """The fields of one JSON object, each read at most once and by one rule."""
+
+    def __init__(self, values: Mapping[str, Json], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    def name(self, key: str) -> str:
+        """The field's full name, as the client would write the path."""
+        return f"{self._prefix}{key}"
+
+    def optional(self, key: str, rule: Rule[T]) -> T | None:
+        """The field's value, or None when it is absent or null."""
+        value = self._values.get(key)
+        return None if value is None else rule(value, self.name(key))
+
+    def required(self, key: str, rule: Rule[T]) -> T:
+        """The field's value; absent or null is an error."""
+        value = self.optional(key, rule)
+        if value is None:
+            name = self.name(key)
+            raise InvalidArgument(f"'{name}' is required.", param=name)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """A boolean that is false when absent."""
+        return self.optional(key, boolean) or False
+
+    def check(self, rules: Mapping[str, Rule[object]]) -> None:
+        """Judge fields whose value is not used, only allowed or not."""
+        for key, rule in rules.items():
+            self.optional(key, rule)
+
+    def forbid_unknown(self, *known: Iterable[str]) -> None:
+        """Refuse every key that is in none of ``known`` (OpenAI refuses them too)."""
+        names = set().union(*known)
+        for key, value in self._values.items():
+            if key not in names and value is not None:
+                name = self.name(shown(key)[1:-1])
+                raise InvalidArgument(f"Unrecognized request argument: {name}", param=name)
+
+
+# --- rules -------------------------------------------------------------------------
+
+
+def boolean(value: Json, name: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise refuse(name, "true or false", value)
+    return value
+
+
+def text(value: Json, name: str) -> str:
+    """A string, empty or not, without NUL.
+
+    A lone surrogate cannot get here: the JSON decoder refuses it.
+    """
+    if not isinstance(value, str):
+        raise refuse(name, "a string", value)
+    if "\0" in value:
+        raise InvalidArgument(f"'{name}' must not contain the character U+0000.", param=name)
+    return value
+
+
+def name_text(value: Json, name: str) -> str:
+    """A string of at least one character."""
+    if not text(value, name):
+        raise InvalidArgument(f"'{name}' must not be empty.", param=name)
+    return str(value)
+
+
+def integer(low: int, high: int) -> Rule[int]:
+    """A whole number from ``low`` to ``high``, both included."""
+
+    def rule(value: Json, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise refuse(name, f"a whole number from {low} to {high}", value)
+        return value
+
+    return rule
+
+
+def number(low: float, high: float, *, above: bool = False) -> Rule[float]:
+    """A number from ``low`` to ``high``; ``above`` leaves ``low`` itself out."""
+    rule_text = (
+        f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
+    )
+
+    def rule(value: Json, name: str) -> float:
+        # JSON has no NaN and no infinity, and true is not 1 here.
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise refuse(name, rule_text, value)
+        if not low <= value <= high or (above and value == low):
+            raise refuse(name, rule_text, value)
+        return float(value)
+
+    return rule
+
+
+def array(value: Json, name: str) -> list[Json]:
+    """A JSON array."""
+    if not isinstance(value, list):
+        raise refuse(name, "a list", value)
+    return value
+
+
+def mapping(value: Json, name: str) -> dict[str, Json]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise refuse(name, "an object", value)
+    return value
+
+
+def anything(value: Json, name: str) -> None:
+    """Accepted and dropped: the field cannot change the answer."""
+
+
+def only(*allowed: Json) -> Rule[None]:
+    """Values that ask for what happens anyway; any other needs what is not there yet.
+
+    Types are compared too: ``true`` is not ``1``, but ``1.0`` is.
+    """
+
+    def rule(value: Json, name: str) -> None:
+        for one in allowed:
+            if value == one and isinstance(value, bool) == isinstance(one, bool):
+                return
+        raise unsupported(name, f" (value {shown(value)})")
+
+    return rule
