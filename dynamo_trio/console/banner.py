@@ -1,0 +1,60 @@
+"""What a person sees once the process is ready: where it listens, how to try it, how to stop it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from attrs import frozen
+
+_EVERY_INTERFACE = {"0.0.0.0", "::", ""}
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL at which a client on this machine reaches a server bound to ``host``."""
+    if host in _EVERY_INTERFACE:
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def curl_line(url: str, model: str) -> str:
+    """A command that works as it stands: one streaming chat completion."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    header = "content-type: application/json"
+    path = f"{url}/v1/chat/completions"
+    return shlex.join(["curl", "-N", path, "-H", header, "-d", json.dumps(body)])
+
+
+@frozen(kw_only=True)
+class Banner:
+    """The values of the start banner."""
+
+    version: str
+    host: str
+    port: int
+    model: str
+    engine: str
+    #: The shutdown timetable in one line.
+    timetable: str
+    pid: int
+    #: From the start of the process to readiness.
+    seconds: float
+
+    def __str__(self) -> str:
+        url = url_of(self.host, self.port)
+        stop = f"Ctrl-C, or kill -TERM {self.pid}; Ctrl-C again ends it at once"
+        rows = {
+            "address": f"{url}/v1  (and /health, /live, /metrics)",
+            "model": self.model,
+            "engine": self.engine,
+            "shutdown": self.timetable,
+            "stop": stop,
+        }
+        lines = [f"dynamo_trio {self.version} is ready after {self.seconds:.1f} s"]
+        lines += [f"  {name:<9} {value}" for name, value in rows.items()]
+        return "\n".join([*lines, "  try it:", "", curl_line(url, self.model), ""])

@@ -1,0 +1,154 @@
+"""Logging of the programs: readable lines, or JSON lines for machines.
+
+Only an entry point calls :func:`configure_logging`; importing the package, or using it as a
+library, configures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TextIO
+
+from dynamo_trio.config.names import LOG_LEVELS, LogFilter
+from dynamo_trio.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The request that the current task works for; every log line of the task carries it.
+request_id: ContextVar[str | None] = ContextVar("dynamo_trio_request_id", default=None)
+
+#: How long :meth:`logging.Handler.flush` waits for a reader that has stopped, in seconds.
+FLUSH_LIMIT = 1.0
+
+_COLORS = {
+    logging.DEBUG: "\x1b[2m",
+    logging.WARNING: "\x1b[33m",
+    logging.ERROR: "\x1b[31m",
+    logging.CRITICAL: "\x1b[1;31m",
+}
+_DIM = "\x1b[2m"
+_PLAIN = "\x1b[0m"
+
+#: What every record has; anything else came with ``extra=``.
+_STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: what a client sends must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _indent(text: str) -> str:
+    """Continuation lines are set in, so that none can pass for a log line of its own."""
+    return printable(text).replace("\n", "\n    ")
+
+
+def _extras(record: logging.LogRecord) -> Mapping[str, object]:
+    return {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
+class TextFormatter(logging.Formatter):
+    """``12:34:56.789 INFO    frontend: message [request]``; with the date off a terminal."""
+
+    def __init__(self, *, color: bool, date: bool) -> None:
+        super().__init__()
+        self._color = color
+        self._date = date
+
+    def format(self, record: logging.LogRecord) -> str:
+        local = time.localtime(record.created)
+        day = time.strftime("%Y-%m-%d ", local) if self._date else ""
+        stamp = f"{day}{time.strftime('%H:%M:%S', local)}.{int(record.msecs):03d}"
+        name = record.name.removeprefix("dynamo_trio.")
+        head = f"{record.levelname:<7} {name}: "
+        request = request_id.get()
+        tail = "".join(f" {k}={v}" for k, v in _extras(record).items())
+        tail += f" [{request}]" if request else ""
+        body = _indent(record.getMessage() + tail)
+        if record.exc_info:
+            body += "\n    " + _indent(self.formatException(record.exc_info))
+        if not self._color:
+            return f"{stamp} {head}{body}"
+        color = _COLORS.get(record.levelno, "")
+        return f"{_DIM}{stamp}{_PLAIN} {color}{head}{body}{_PLAIN if color else ''}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line; the keys are those of Dynamo's ``DYN_LOGGING_JSONL``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        utc = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{utc}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "target": record.name,
+            "message": record.getMessage(),
+        }
+        if (request := request_id.get()) is not None:
+            entry["request_id"] = request
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps({**_extras(record), **entry}, default=str)
+
+
+class TerminalHandler(logging.Handler):
+    """Hands formatted lines to a :class:`Terminal`, so that logging never blocks."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as error:  # a wrong log call must not break what it reports on
+            line = f"log call at {record.pathname}:{record.lineno} failed: {error!r}"
+        self.terminal.write(line)
+
+    def flush(self) -> None:
+        """Wait until all is written, but at most :data:`FLUSH_LIMIT`."""
+        self.terminal.flush(FLUSH_LIMIT)
+
+    def close(self) -> None:
+        self.terminal.close(FLUSH_LIMIT)
+        super().close()
+
+
+def configure_logging(
+    levels: LogFilter | None = None,
+    *,
+    jsonl: bool = False,
+    stream: TextIO | None = None,
+    color: bool | None = None,
+) -> Terminal:
+    """Log the whole process to ``stream`` (standard error) and return its writer.
+
+    ``levels`` speaks of this package; other packages are heard from WARNING on unless it names
+    them. ``color`` None means: on a terminal only. Calling it again replaces the earlier call.
+    """
+    levels = levels or LogFilter("info")
+    terminal = Terminal(stream or sys.stderr)
+    on_terminal = terminal.is_terminal
+    handler = TerminalHandler(terminal)
+    handler.setFormatter(
+        JsonFormatter()
+        if jsonl
+        else TextFormatter(color=on_terminal if color is None else color, date=not on_terminal)
+    )
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, TerminalHandler)]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("dynamo_trio").setLevel(LOG_LEVELS[levels.level])
+    for name, level in levels.loggers:
+        logging.getLogger(name).setLevel(LOG_LEVELS[level])
+    return terminal

@@ -1,0 +1,121 @@
+"""The one writer of a text stream: nothing that has something to say ever waits for a reader.
+
+Theory of operation
+-------------------
+Standard error can block for ever: a terminal under Ctrl-S, a pipe whose reader has stopped. A
+shutdown that logs must not hang on that, nor may the event loop. So lines go into a bounded
+queue, and a daemon thread of this class alone writes them. When the queue is full, lines are
+dropped and counted; :meth:`Terminal.flush` waits for the thread, but only so long.
+
+The same thread owns the *status line*, the last line of a terminal that shows progress: it wipes
+it before it writes a line of the log and draws it again afterwards, so the two never garble each
+other. The status line is drawn only on terminals.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+from typing import TYPE_CHECKING, TextIO
+
+from attrs import define, field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How often the status line is drawn, in seconds.
+TICK = 0.1
+
+_WIPE = "\r\x1b[2K"
+
+
+@define(eq=False)
+class Terminal:
+    """Writes lines to ``stream`` from a thread of its own."""
+
+    stream: TextIO
+    #: Lines that may wait; what comes beyond is dropped.
+    limit: int = 10_000
+    is_terminal: bool = field()
+    #: Lines that were thrown away because nobody read the stream. Only ever grows; callers in
+    #: several threads may lose a count to each other.
+    dropped: int = field(default=0, init=False)
+    _queue: queue.SimpleQueue[str | threading.Event | None] = field(
+        factory=queue.SimpleQueue, init=False, repr=False
+    )
+    _status: Callable[[], str] | None = field(default=None, init=False, repr=False)
+    # Invariant: only the writer thread reads or changes these two.
+    _status_is_drawn: bool = field(default=False, init=False, repr=False)
+    _dropped_and_told: int = field(default=0, init=False, repr=False)
+
+    @is_terminal.default
+    def _is_terminal_default(self) -> bool:
+        return self.stream.isatty()
+
+    def __attrs_post_init__(self) -> None:
+        threading.Thread(target=self._work, name="dynamo_trio.terminal", daemon=True).start()
+
+    def write(self, line: str) -> None:
+        """Queue one line, without its end. Never blocks and never raises."""
+        if self._queue.qsize() >= self.limit:
+            self.dropped += 1
+        else:
+            self._queue.put(line + "\n")
+
+    def set_status(self, render: Callable[[], str] | None) -> None:
+        """Show what ``render`` returns, drawn anew every 0.1 s, until set to None.
+
+        ``render`` is called in the writer thread. Without a terminal nothing is shown.
+        """
+        self._status = render if self.is_terminal else None
+        self._queue.put("")  # wakes the thread, which draws or wipes
+
+    def flush(self, within: float) -> bool:
+        """Wait up to ``within`` seconds until all that was queued is written; say whether it is."""
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(within)
+
+    def close(self, within: float) -> None:
+        """Flush, and end the thread. What is written afterwards is lost."""
+        self.flush(within)
+        self._queue.put(None)
+
+    # --- in the thread ----------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=TICK if self._status else None)
+            except queue.Empty:
+                item = ""
+            if item is None:
+                return
+            try:
+                self._draw(item if isinstance(item, str) else self._loss())
+            except (OSError, ValueError):  # the stream is gone: whoever read it knows
+                self.dropped += bool(item) and isinstance(item, str)
+            if isinstance(item, threading.Event):
+                item.set()
+
+    def _loss(self) -> str:
+        """A line that tells what was dropped since the last one."""
+        lost = self.dropped - self._dropped_and_told
+        self._dropped_and_told += lost
+        return f"({lost} lines dropped: nobody read them)\n" if lost else ""
+
+    def _draw(self, line: str) -> None:
+        if self._status_is_drawn:
+            line = _WIPE + line
+            self._status_is_drawn = False
+        if self._queue.empty():
+            line += self._loss()
+        status = self._status
+        if status is not None:
+            columns = shutil.get_terminal_size().columns
+            line += status()[: columns - 1]
+            self._status_is_drawn = True
+        if line:
+            self.stream.write(line)
+            self.stream.flush()
