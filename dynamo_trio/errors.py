@@ -61,6 +61,12 @@ class RequestRejected(InvalidArgument):
     """An engine cannot serve this request at all: too long, or a token that it does not know."""
 
 
+class ContextLengthExceeded(RequestRejected):
+    """Prompt and answer together are longer than the model's context."""
+
+    reason = "context_length_exceeded"
+
+
 class ModelNotFound(InvalidArgument):
     """No model of that name was ever served here."""
 
