@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import attrs
 
@@ -45,7 +45,17 @@ KILL_MARGIN = 3.0
 DrainPolicy = Literal["auto", "finish", "migrate"]
 GraceMode = Literal["auto", "fixed"]
 EngineKind = Literal["llama", "sim"]
-SimFault = Literal["none", "load", "step", "hang", "slow"]
+SimFault = Literal[
+    "die",
+    "raise",
+    "hang",
+    "stall",
+    "leak-child",
+    "load-fail",
+    "load-hang",
+    "load-stall",
+    "hang-close",
+]
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
@@ -342,12 +352,25 @@ class Config:
         env="DYN_TRIO_KV_BLOCKS",
         help="Size of the simulated KV cache, in blocks of 16 tokens.",
     )
-    sim_fault: SimFault = option(
-        "none",
-        Choice[SimFault](("none", "load", "step", "hang", "slow")),
+    load_ms: float = option(
+        0.0,
+        milliseconds(),
+        group=Group.SIM,
+        env="DYN_TRIO_LOAD_MS",
+        help="Time that loading the simulated model takes.",
+    )
+    sim_fault: SimFault | None = optional(
+        Choice[SimFault](get_args(SimFault)),
         group=Group.SIM,
         env="DYN_TRIO_SIM_FAULT",
-        help="A fault that the simulated engine commits.",
+        help="A fault that the simulated engine commits, once.",
+    )
+    sim_fault_after: int = option(
+        0,
+        Integer(0, 1_000_000_000, unit="calls"),
+        group=Group.SIM,
+        env="DYN_TRIO_SIM_FAULT_AFTER",
+        help="Calls (steps, for most faults) that go well before the fault strikes.",
     )
 
     # --- logging ---------------------------------------------------------------------------------

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from attrs.exceptions import FrozenInstanceError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_trio.config import Config, EndpointName, Group, LogFilter, effective
+from dynamo_trio.config import Config, EndpointName, Group, LogFilter, SimFault, effective
 from dynamo_trio.config.option import AnyOption, options_of
 from dynamo_trio.config.rules import MAX_SECONDS, Boolean, Choice, Integer, Seconds
 from dynamo_trio.config.show import markdown
+from dynamo_trio.engines.faults import Fault
 from dynamo_trio.errors import ConfigError
 
 OPTIONS = options_of(Config)
@@ -253,6 +255,12 @@ def test_the_cache_follows_xdg() -> None:
     assert load(HOME="/h").cache_dir == Path("/h/.cache/dynamo_trio")
     assert load(HOME="/h", XDG_CACHE_HOME="/x").cache_dir == Path("/x/dynamo_trio")
     assert load(XDG_CACHE_HOME="/x", DYN_TRIO_CACHE_DIR="/c").cache_dir == Path("/c")
+
+
+def test_every_fault_of_the_simulated_core_can_be_asked_for() -> None:
+    assert set(get_args(SimFault)) == {fault.value for fault in Fault}
+    assert load("--sim-fault", "die").sim_fault == "die"
+    assert load().sim_fault is None
 
 
 # --- budgets ---------------------------------------------------------------------------------
