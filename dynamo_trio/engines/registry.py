@@ -77,7 +77,8 @@ def _make_sim(spec: CoreSpec) -> StepCore:
 
 
 def _make_llama(spec: CoreSpec) -> StepCore:
-    from dynamo_trio.engines.llama import LlamaCore, LlamaSettings
+    from dynamo_trio.engines.llama import LlamaCore
+    from dynamo_trio.engines.llama_handles import LlamaSettings
 
     if spec.model_path is None:
         raise ConfigError("the llama engine needs a model file")
