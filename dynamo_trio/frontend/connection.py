@@ -1,0 +1,277 @@
+"""One client connection, and the requests on it.
+
+Theory of operation
+-------------------
+A :class:`Connection` is one nursery: the guard's pump, and hypercorn's ``TCPServer``
+with the app tasks inside. Whatever goes wrong in it ends in it.
+
+hypercorn is neither subclassed nor reached into: it is handed a closure over the
+connection as its application, and the closure (:func:`call_app`) wraps each
+request in an :class:`Exchange`, which the app finds in the scope's extensions under
+:data:`EXTENSION`. Without the extension the app is under a foreign ASGI server and does
+with ``receive`` and ``send`` alone.
+
+What the exchange mends around ``receive`` and ``send``:
+
+* *Answers before the request's end.* hypercorn queues ten body messages for the app and
+  then blocks, and the end of the response wants to queue one more: an early answer to a
+  long upload would wait for itself. On HTTP/2 it is worse: a DATA frame behind an early
+  answer is a ``KeyError`` that ends the whole connection. So before the head of a response
+  leaves, the rest of the body is read away: on HTTP/1.1 for a moment (the connection is
+  closed afterwards), on HTTP/2 for longer.
+* *Responses that never end.* A handler that fails in the middle of an HTTP/2 response
+  would leave the client waiting for ever; that connection is aborted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.trio.tcp_server import TCPServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
+    from hypercorn.trio.worker_context import WorkerContext
+    from hypercorn.typing import ASGIFramework
+
+    from dynamo_trio.frontend.asgi import App, Message, Receive, Scope, Send
+    from dynamo_trio.frontend.guard import GuardedStream
+    from dynamo_trio.frontend.http_limits import HttpLimits
+
+#: Where the app finds its :class:`Exchange` in ``scope["extensions"]``.
+EXTENSION = "dynamo_trio.connection"
+
+_numbers = itertools.count(1)
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """One request and its response, on our own server."""
+
+    connection: Connection
+    scope: Scope
+    _receive: Receive
+    _send: Send
+    #: Called synchronously, once, when the client has left or the connection was aborted;
+    #: never after the response's end was handed to hypercorn.
+    on_lost: list[Callable[[], object]] = attrs.field(factory=list)
+    #: The app, or we for it, has seen the end of the request's body.
+    body_read: bool = False
+    started: bool = False
+    complete: bool = False
+    #: ``receive`` has said that the client left.
+    disconnected: bool = False
+
+    @property
+    def http2(self) -> bool:
+        return self.scope["http_version"] not in ("1.0", "1.1")
+
+    @property
+    def notices_disconnects(self) -> bool:
+        """Does ``on_lost`` hear of every departure? On HTTP/2 only ``receive`` does."""
+        return self.scope["type"] == "http" and not self.http2
+
+    @property
+    def lost(self) -> bool:
+        return self.disconnected or self.connection.guard.lost
+
+    def begin_response(self, on_disconnect: Callable[[], object]) -> bool:
+        """Ask to be told, synchronously, when the client leaves.
+
+        To be called when the request's body has been read. If the client has left
+        already, ``on_disconnect`` is called from here.
+
+        Returns:
+            False where the connection alone cannot tell (HTTP/2, WebSocket): there the
+            caller has to watch ``receive`` too.
+        """
+        if self.lost:
+            on_disconnect()
+        else:
+            self.on_lost.append(on_disconnect)
+        return self.notices_disconnects
+
+    def end_response(self, on_disconnect: Callable[[], object]) -> None:
+        """Stop telling ``on_disconnect``."""
+        self.on_lost = [callback for callback in self.on_lost if callback != on_disconnect]
+
+    def abort(self, reason: str) -> None:
+        """Reset the connection: the only honest end of a response that cannot be completed."""
+        self.connection.abort(reason)
+
+    def raw_socket(self) -> trio.socket.SocketType | None:
+        """The socket, where body bytes may be written past hypercorn; else None.
+
+        They may on HTTP/1.1 without TLS in the answer to anything but HEAD, if that answer
+        has status 200 and no content-length: then its body is chunked, and h11's
+        chunked writer keeps no state between two chunks.
+        """
+        plain = self.scope["http_version"] == "1.1" and self.scope["scheme"] == "http"
+        if not plain or self.scope["method"] == "HEAD" or not self.connection.guard.has_descriptor:
+            return None
+        return self.connection.guard.socket
+
+    async def receive(self) -> Message:
+        """ASGI's ``receive``."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.disconnected = True
+        elif message["type"] == "http.request" and not message.get("more_body", False):
+            self._body_ends()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """ASGI's ``send``."""
+        if message["type"] == "http.response.start":
+            await self._finish_body()
+            self.started = True
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+            self.on_lost.clear()
+        await self._send(message)
+
+    def tell_lost(self) -> None:
+        """Pass on that the client left. Called by the connection."""
+        callbacks, self.on_lost = self.on_lost, []
+        for callback in callbacks:
+            callback()
+
+    def close(self) -> None:
+        """The app has returned."""
+        self.on_lost.clear()
+        broken_off = self.started and not self.complete and not self.lost
+        if broken_off and self.http2:
+            self.abort("a response broke off")
+
+    def _body_ends(self) -> None:
+        self.body_read = True
+        if self.notices_disconnects:
+            self.connection.guard.hold()
+
+    async def _finish_body(self) -> None:
+        limits = self.connection.limits
+        with trio.move_on_after(limits.write_time / 2 if self.http2 else limits.linger_time):
+            await self._discard_body()
+        if not self.body_read and not self.lost:
+            self.connection.guard.unread = True
+            self.connection.start_soon(self._discard_body)
+
+    async def _discard_body(self) -> None:
+        while not (self.body_read or self.disconnected):
+            await self.receive()
+
+
+@attrs.define(eq=False)
+class Connection:
+    """A client connection. Invariant: idle exactly while ``exchanges`` is empty."""
+
+    guard: GuardedStream
+    limits: HttpLimits
+    number: int = attrs.field(factory=lambda: next(_numbers))
+    exchanges: dict[Exchange, None] = attrs.field(factory=dict)
+    #: Requests that were begun on it.
+    served: int = 0
+    #: When it last became idle, by Trio's clock.
+    idle_since: float = attrs.field(factory=trio.current_time)
+    #: Why it was aborted, if it was.
+    aborted: str | None = None
+    _nursery: trio.Nursery | None = None
+
+    @property
+    def idle(self) -> bool:
+        """No request runs. One whose head is still incomplete does not count."""
+        return not self.exchanges
+
+    def __str__(self) -> str:
+        return f"connection {self.number} ({len(self.exchanges)} requests in flight)"
+
+    async def run(self, app: App, config: Config, context: WorkerContext) -> None:
+        """Serve the client until one side closes. Exceptions of hypercorn pass."""
+        self.guard.on_lost = self._lost
+        self.guard.on_closed = self.guard.on_drained = self._end_leftovers
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._attend)
+            wrapped = ASGIWrapper(cast("ASGIFramework", partial(call_app, self, app)))
+            stream = cast("trio.SSLStream[trio.SocketStream]", self.guard)
+            await TCPServer(wrapped, config, context, {}, stream).run()
+            self._nursery.cancel_scope.cancel("hypercorn is done")
+
+    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Run a task as long as the connection lives."""
+        assert self._nursery is not None
+        self._nursery.start_soon(task)
+
+    def close(self) -> None:
+        """Close at once, delivering what the kernel has taken."""
+        self.guard.close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once with a reset."""
+        if not self.guard.closed:
+            self.aborted = reason
+        self.guard.abort(reason)
+
+    async def _attend(self) -> None:
+        # Not cancelled before hypercorn is done, unless the whole server ends: then a client
+        # that hypercorn, under its shield, still waits for must be let go from here.
+        try:
+            await self.guard.pump()
+            await trio.sleep_forever()
+        finally:
+            if self.idle:
+                self.close()
+            else:
+                self.abort("the server has stopped")
+
+    def begin(self, exchange: Exchange) -> None:
+        """A request's head is complete."""
+        self.served += 1
+        self.exchanges[exchange] = None
+        self.guard.request_begun(http2=exchange.http2)
+
+    def end(self, exchange: Exchange) -> None:
+        """The app has returned."""
+        del self.exchanges[exchange]
+        exchange.close()
+        if self.idle:
+            self.idle_since = trio.current_time()
+            self.guard.release()
+            self._end_leftovers()
+
+    def _lost(self, reason: str) -> None:
+        del reason
+        for exchange in list(self.exchanges):
+            exchange.tell_lost()
+
+    def _end_leftovers(self) -> None:
+        # With the client gone and no app running, what is left in hypercorn waits for nothing
+        # (its idle timer, a queue that nobody reads), and would do so for long or for ever.
+        gone = self.guard.closed or self.guard.drained
+        if gone and self.idle and self._nursery is not None:
+            self._nursery.cancel_scope.cancel("the connection is closed")
+
+
+async def call_app(
+    connection: Connection, app: App, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """The application that hypercorn sees: ``app``, with an exchange around each request."""
+    exchange = Exchange(connection, scope, receive, send)
+    extended = {**scope, "extensions": {**scope.get("extensions", {}), EXTENSION: exchange}}
+    connection.begin(exchange)
+    try:
+        await app(extended, exchange.receive, exchange.send)
+    finally:
+        connection.end(exchange)
+
+
+def exchange_of(scope: Scope) -> Exchange | None:
+    """The exchange behind a scope; None under a foreign ASGI server."""
+    exchange = scope.get("extensions", {}).get(EXTENSION)
+    return exchange if isinstance(exchange, Exchange) else None

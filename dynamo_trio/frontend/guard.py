@@ -1,0 +1,282 @@
+"""A stream that cannot be held for ever by the client at its other end.
+
+Theory of operation
+-------------------
+hypercorn, the protocol engine, is given a :class:`GuardedStream` in place of the
+socket stream. The guard adds what hypercorn lacks:
+
+* *Writing.* hypercorn sends under a shield, so a client that stops reading holds
+  it for ever, and no cancellation from outside helps. ``send_all`` carries its own
+  deadline, which fires inside that shield: a client that takes nothing for
+  ``write_time`` is reset.
+* *Reading.* One task per connection (:meth:`GuardedStream.pump`) reads the socket all
+  the time, whatever hypercorn does. hypercorn stops reading as soon as it holds one
+  byte behind the running request, and then sees no FIN. The pump sees it, and
+  ``on_lost`` is called in that very moment, with no watcher per request.
+  While a response runs (:meth:`hold`) the bytes that come are kept in a read-ahead;
+  hypercorn gets them when the response is over (:meth:`release`).
+* *Waiting for a head.* A request's head must be complete within ``head_time`` of its
+  first byte, however slowly its bytes trickle in.
+* *Closing.* Behind an answer that was given before the request was read to its end,
+  ``aclose`` reads away what still comes for a moment: a close with unread bytes makes
+  the kernel send a reset, which can destroy the answer on its way.
+
+A client that half-closes has left: an HTTP client that still wants its answer has no
+reason to say that it will never send again.
+"""
+
+from __future__ import annotations
+
+import math
+import socket as stdlib_socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_trio.frontend.http_limits import HttpLimits
+
+CHUNK = 64 * 1024
+#: Each piece has the whole of ``write_time``, so this sets the slowest client that is kept:
+#: 16 KiB in 30 s.
+SEND_PIECE = 16 * 1024
+H2_PREFACE = b"PRI * HTTP/2.0"
+#: SO_LINGER, on, 0 seconds: closing sends a reset and frees the socket at once.
+RESET = struct.pack("ii", 1, 0)
+
+
+@attrs.define(eq=False)
+class GuardedStream:
+    """Wraps ``stream``; hypercorn uses ``socket`` and the stream methods, and nothing else."""
+
+    _stream: trio.SocketStream
+    _limits: HttpLimits
+    #: Called at most once: the client left, or the connection was closed or aborted.
+    on_lost: Callable[[str], object] = lambda _: None
+    #: Called at most once, when the socket has been closed.
+    on_closed: Callable[[], object] = lambda: None
+    #: Called when hypercorn has been told that the client left.
+    on_drained: Callable[[], object] = lambda: None
+    #: Invariant: hypercorn has taken every byte that it will ever get.
+    drained: bool = False
+    #: The request on the wire was answered before it was read to its end.
+    unread: bool = False
+    socket: trio.socket.SocketType = attrs.field(init=False)
+    #: Invariant: once set, nothing more will ever be read from the socket.
+    _ended: bool = False
+    _closed: bool = False
+    #: A response runs: what arrives stays here, and hypercorn sees nothing of it.
+    _holding: bool = False
+    #: An early answer has been given: what arrives is thrown away.
+    _discarding: bool = False
+    _ahead: bytearray = attrs.field(factory=bytearray)
+    #: Something above has changed; everybody who waits looks again.
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    #: Invariant: finite only while a request's head is on its way.
+    _head_deadline: float = math.inf
+    #: No request runs, so the next bytes begin one.
+    _expecting: bool = True
+    #: HTTP/2 connections carry frames between requests; their idle time alone bounds them.
+    _http2: bool = False
+    _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    def __attrs_post_init__(self) -> None:
+        self.socket = self._stream.socket
+
+    @property
+    def lost(self) -> bool:
+        """Has the client left, or has the connection been closed?"""
+        return self._ended
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Is there an open socket of the kernel's behind it? (A memory stream has none.)"""
+        return self.socket.fileno() >= 0
+
+    # --- what hypercorn calls ---------------------------------------------------
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """The next bytes that belong to hypercorn; ``b""`` once the client has left.
+
+        Raises:
+            trio.ClosedResourceError: the connection was closed on this side.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self._readable():
+            await self._changed.park()
+        if self._closed:
+            raise trio.ClosedResourceError("the connection was closed")
+        if self._holding or not self._ahead:
+            return await self._say_end()
+        taken = bytes(self._ahead[: max_bytes or CHUNK])
+        del self._ahead[: len(taken)]
+        self._changed.unpark_all()
+        return taken
+
+    async def send_all(self, data: bytes) -> None:
+        """Send, unless the client takes nothing for ``write_time``: then abort.
+
+        Raises:
+            trio.BrokenResourceError: the client has gone, or was just found stuck.
+            trio.ClosedResourceError: the connection was closed on this side.
+        """
+        view = memoryview(data)
+        with trio.CancelScope() as limit:
+            for start in range(0, len(view) or 1, SEND_PIECE):
+                limit.deadline = trio.current_time() + self._limits.write_time
+                await self._send(view[start : start + SEND_PIECE])
+        if limit.cancelled_caught:
+            self.abort("the client takes nothing")
+            raise trio.BrokenResourceError("the client takes nothing")
+
+    async def send_eof(self) -> None:
+        """Say that no more will be sent. Idempotent."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close, after a moment for what the client still sends if that is needed."""
+        try:
+            if self._lingers():
+                await self._linger()
+            else:
+                await trio.lowlevel.checkpoint()
+        finally:
+            self.close()
+
+    # --- what the connection calls ----------------------------------------------
+
+    def request_begun(self, *, http2: bool) -> None:
+        """A head is complete."""
+        self._http2 = self._http2 or http2
+        self._expecting = False
+        self._set_head_deadline(math.inf)
+        self._set_holding(False)
+
+    def hold(self) -> None:
+        """The request was read to its end and its response runs."""
+        self._set_holding(True)
+        if len(self._ahead) > self._limits.read_ahead:
+            self.abort("the client sends too far ahead")
+
+    def release(self) -> None:
+        """No request runs any more; what was read ahead is the next one."""
+        self._expecting = True
+        if self._ahead:
+            self._head_begins()
+        self._set_holding(False)
+
+    async def pump(self) -> None:
+        """Read until the client has left or the connection is closed. One task per connection."""
+        while not self._ended:
+            if self._is_full():
+                await self._changed.park()
+            else:
+                self._take(await self._read())
+
+    def close(self) -> None:
+        """Close at once; what the kernel has taken is still delivered. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.socket.close()
+        self._end("the connection was closed")
+        self.on_closed()
+
+    def abort(self, reason: str) -> None:
+        """Close at once with a reset; what was not delivered is thrown away. Idempotent."""
+        if self._closed:
+            return
+        with suppress(OSError):
+            self.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, RESET)
+        self._end(reason)
+        self.close()
+
+    # --- the parts ----------------------------------------------------------------
+
+    async def _say_end(self) -> bytes:
+        # A request that was just handed over gets to its app meanwhile, and counts as running.
+        await trio.lowlevel.checkpoint()
+        self.drained = True
+        self.on_drained()
+        return b""
+
+    def _readable(self) -> bool:
+        return self._ended or bool(self._ahead and not self._holding)
+
+    def _is_full(self) -> bool:
+        # While a response runs there is no limit to wait at: one byte too many aborts.
+        return not self._holding and len(self._ahead) >= self._limits.read_ahead
+
+    async def _read(self) -> bytes:
+        with trio.CancelScope(deadline=self._head_deadline) as self._reading:
+            try:
+                return bytes(await self._stream.receive_some(CHUNK))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return b""
+        # Only the deadline cancels this scope.
+        self.abort("the request's head did not arrive in time")
+        return b""
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._end("the client left")
+        elif not self._discarding:
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._http2 = self._http2 or (self._expecting and data.startswith(H2_PREFACE))
+        self._ahead += data
+        if self._expecting and self._head_deadline == math.inf:
+            self._head_begins()
+        if self._holding and len(self._ahead) > self._limits.read_ahead:
+            self.abort("the client sends too far ahead")
+        self._changed.unpark_all()
+
+    def _head_begins(self) -> None:
+        if not self._http2:
+            self._set_head_deadline(trio.current_time() + self._limits.head_time)
+
+    def _set_head_deadline(self, deadline: float) -> None:
+        self._head_deadline = self._reading.deadline = deadline
+
+    def _set_holding(self, holding: bool) -> None:
+        self._holding = holding
+        self._changed.unpark_all()
+
+    async def _send(self, piece: memoryview) -> None:
+        try:
+            await self._stream.send_all(piece)
+        except trio.BrokenResourceError:
+            self._end("the client left")
+            raise
+
+    def _lingers(self) -> bool:
+        half_a_head = self._head_deadline < math.inf  # hypercorn may have answered it with a 400
+        return not self._ended and (self.unread or half_a_head or bool(self._ahead))
+
+    async def _linger(self) -> None:
+        self._discarding = True
+        self._ahead.clear()
+        self._changed.unpark_all()
+        with trio.move_on_after(self._limits.linger_time):
+            while not self._ended:
+                await self._changed.park()
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._changed.unpark_all()
+        self.on_lost(reason)

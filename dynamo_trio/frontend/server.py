@@ -1,0 +1,208 @@
+"""The HTTP server: an accept loop of our own around hypercorn as the protocol engine.
+
+hypercorn's own server closes its listeners as soon as it is told to stop, lets one
+connection's error end all others, and waits for ever for a client that stops reading.
+Here the listener stays open while the process drains (``/health`` and ``/live`` are still
+asked), each connection is contained in its own nursery, and every wait for a client has
+a limit (:mod:`dynamo_trio.frontend.guard`).
+
+The server knows no phases. Its caller refuses requests while it drains (in the app),
+may close idle connections when a stop is final, and ends it by cancelling it: then idle
+connections are closed and busy ones reset.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+
+from dynamo_trio.errors import PortInUse
+from dynamo_trio.frontend.connection import Connection
+from dynamo_trio.frontend.guard import GuardedStream
+from dynamo_trio.frontend.http_limits import HttpLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_trio.frontend.asgi import App
+
+logger = logging.getLogger("dynamo_trio.frontend.http")
+
+#: What accept(2) says when the machine or the process has no room for one more.
+NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+#: Seconds until accepting is tried again then, and between two log lines about it.
+RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
+
+
+async def open_listeners(
+    host: str, port: int, *, backlog: int = HttpLimits().backlog
+) -> list[trio.SocketListener]:
+    """Listen on ``host`` (a name or an address) and ``port`` (0: any free one).
+
+    Raises:
+        PortInUse: another process has the port, or it may not be bound.
+    """
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+    except OSError as exc:
+        shown = f"[{host}]" if ":" in host else host
+        raise PortInUse(f"cannot listen on {shown}:{port}: {_explain(exc)}") from exc
+
+
+def _explain(exc: OSError) -> str:
+    if isinstance(exc, socket.gaierror):
+        return "the host has no address"
+    match exc.errno:
+        case errno.EADDRINUSE:
+            return "the port is in use by another process"
+        case errno.EACCES:
+            return "this user may not use that port"
+        case errno.EADDRNOTAVAIL:
+            return "the address does not belong to this machine"
+        case code:
+            return os.strerror(code) if code else str(exc)
+
+
+@attrs.frozen
+class ServerStatistics:
+    """A snapshot of :class:`HttpServer`."""
+
+    connections: int
+    busy: int
+    accepted: int
+    #: Connections that ended in an exception of the protocol engine.
+    failed: int
+
+
+@attrs.define(eq=False)
+class HttpServer:
+    """The connections of :func:`serve_http`, and what may be done to them. All calls are sync."""
+
+    app: App
+    limits: HttpLimits
+    connections: set[Connection] = attrs.field(factory=set)
+    accepted: int = 0
+    failed: int = 0
+    _config: Config = attrs.field(init=False)
+    _context: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
+    _cap: int = attrs.field(init=False)
+    _room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _complained_at: float = -math.inf
+
+    def __attrs_post_init__(self) -> None:
+        self._config = hypercorn_config(self.limits)
+        self._cap = self.limits.connection_cap()
+
+    def close_idle(self) -> int:
+        """Close the connections on which no request runs; returns how many."""
+        idle = [connection for connection in self.connections if connection.idle]
+        for connection in idle:
+            connection.close()
+        return len(idle)
+
+    def abort_all(self, reason: str) -> int:
+        """Reset all that are left; returns how many."""
+        left = list(self.connections)
+        for connection in left:
+            connection.abort(reason)
+        return len(left)
+
+    def statistics(self) -> ServerStatistics:
+        busy = sum(not connection.idle for connection in self.connections)
+        return ServerStatistics(len(self.connections), busy, self.accepted, self.failed)
+
+    async def accept_from(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        """Accept until cancelled; each connection becomes a task in ``nursery``."""
+        async with listener:
+            while True:
+                await self._wait_for_room()
+                stream = await self._accept(listener)
+                if stream is not None:
+                    nursery.start_soon(self.serve_stream, stream)
+
+    async def serve_stream(self, stream: trio.SocketStream) -> None:
+        """Serve one connection to its end. Never raises an :class:`Exception`."""
+        connection = Connection(GuardedStream(stream, self.limits), self.limits)
+        self.connections.add(connection)
+        self.accepted += 1
+        try:
+            await connection.run(self.app, self._config, self._context)
+        except* Exception as group:
+            self.failed += 1
+            logger.warning("%s ended in an error", connection, exc_info=group)
+        finally:
+            connection.close()
+            self.connections.discard(connection)
+            self._room.unpark_all()
+
+    async def _accept(self, listener: trio.SocketListener) -> trio.SocketStream | None:
+        try:
+            return await listener.accept()
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+            self._complain(exc)
+        self._evict()
+        await trio.sleep(RETRY_ACCEPT)
+        return None
+
+    def _complain(self, exc: OSError) -> None:
+        now = trio.current_time()
+        if now - self._complained_at >= COMPLAIN_EVERY:
+            self._complained_at = now
+            logger.error("cannot accept connections: %s", os.strerror(exc.errno or 0))
+
+    async def _wait_for_room(self) -> None:
+        while len(self.connections) >= self._cap and not self._evict():
+            await self._room.park()
+
+    def _evict(self) -> bool:
+        """Close the connection that has been idle for longest, if any is idle."""
+        idle = [c for c in self.connections if c.idle and not c.guard.closed]
+        if not idle:
+            return False
+        min(idle, key=lambda connection: connection.idle_since).close()
+        return True
+
+
+async def serve_http(
+    app: App,
+    listeners: Sequence[trio.SocketListener],
+    *,
+    limits: HttpLimits | None = None,
+    task_status: trio.TaskStatus[HttpServer] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve ``app`` on ``listeners`` until cancelled, and close the listeners then.
+
+    An :class:`Exception` in a connection ends that connection and is logged.
+    """
+    server = HttpServer(app, limits or HttpLimits())
+    async with trio.open_nursery() as nursery:
+        for listener in listeners:
+            nursery.start_soon(server.accept_from, listener, nursery)
+        task_status.started(server)
+
+
+def hypercorn_config(limits: HttpLimits) -> Config:
+    """What the protocol engine is told. Its timers are off where the guard has its own."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logger
+    config.include_server_header = False
+    config.keep_alive_timeout = limits.idle_time
+    # Past this number hypercorn closes an HTTP/2 connection under its running streams.
+    config.keep_alive_max_requests = 2**31
+    config.h11_max_incomplete_size = limits.head_bytes
+    config.h2_max_concurrent_streams = limits.h2_streams
+    config.h2_max_header_list_size = limits.head_bytes
+    config.websocket_max_message_size = limits.ws_message_bytes
+    return config
