@@ -1,0 +1,89 @@
+"""What a stop leaves behind: a value, and the one line of JSON made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dynamo_trio.lifecycle.admission import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_trio.lifecycle.journal import Stage
+
+#: A report names so many of those who were left; the rest is a number. It keeps the line
+#: below what a pipe takes in one piece (4096 bytes).
+MOST_NAMES = 12
+LONGEST_NAME = 120
+
+
+@attrs.frozen(kw_only=True)
+class ShutdownReport:
+    """How a process stopped. A value: safe to hand to another thread."""
+
+    cause: str
+    phase: str
+    exit_code: int
+    #: Seconds from the signal to the last thing that happened.
+    seconds: float = 0.0
+    phases: tuple[Stage, ...] = ()
+    steps: tuple[Stage, ...] = ()
+    #: Requests that ended after the stop began, by what became of them, at the gate by
+    #: which the process's clients come in.
+    requests: Mapping[Outcome, int] = attrs.field(factory=dict)
+    #: The same for each gate.
+    gates: Mapping[str, Mapping[Outcome, int]] = attrs.field(factory=dict)
+    #: Hand-overs that no peer has acknowledged; part of those handed over.
+    unconfirmed: int = 0
+    #: Requests that had ended before.
+    served_before: int = 0
+    #: Who was still there, by name.
+    leftovers: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The report as one line."""
+        return json.dumps(self._fields(), separators=(",", ":"))
+
+    def _fields(self) -> dict[str, object]:
+        return {
+            "event": "shutdown_report",
+            "cause": self.cause[:LONGEST_NAME],
+            "exit_code": self.exit_code,
+            "phase": self.phase,
+            "seconds": round(self.seconds, 3),
+            "phases": [_stage("phase", stage) for stage in self.phases],
+            "steps": [_stage("step", stage) for stage in self.steps],
+            "requests": _counts(self.requests) | {"unconfirmed": self.unconfirmed},
+            "gates": {name: _counts(counts) for name, counts in self.gates.items()},
+            "served_before": self.served_before,
+            "leftovers": _names(self.leftovers),
+            "errors": _names(self.errors),
+        }
+
+
+def summary(exc: BaseException) -> str:
+    """An exception in one line."""
+    text = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {text[0]}" if text else type(exc).__name__
+
+
+def _stage(kind: str, stage: Stage) -> dict[str, object]:
+    return {
+        kind: stage.name,
+        "outcome": "unfinished" if stage.ending is None else stage.ending.value,
+        "seconds": None if stage.seconds is None else round(stage.seconds, 3),
+    }
+
+
+def _counts(counts: Mapping[Outcome, int]) -> dict[str, int]:
+    return {outcome.value: counts.get(outcome, 0) for outcome in Outcome}
+
+
+def _names(names: tuple[str, ...]) -> list[str]:
+    shown = [name[:LONGEST_NAME] for name in names[:MOST_NAMES]]
+    hidden = len(names) - len(shown)
+    return [*shown, f"and {hidden} more"] if hidden else shown
