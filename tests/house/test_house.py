@@ -1,0 +1,183 @@
+"""The rules of the house that no tool checks: see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dynamo_trio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+PACKAGE = Path(dynamo_trio.__file__).parent
+ROOT = PACKAGE.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+MAX_MODULE = 400
+#: Modules that may be longer, each with its reason.
+LONG_MODULES = {
+    "config/config.py": "the table of settings, one entry each",
+}
+#: Lines of code in a function, without its docstring: never more than the first, and of all
+#: functions at most this share above the second.
+MAX_FUNCTION = 60
+LONG_FUNCTION = 30
+LONG_SHARE = 0.03
+
+
+def load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- size ----------------------------------------------------------------------------------------
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int]]:
+    """(where, lines of code without the docstring) of every function in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        first = node.body[0]
+        if ast.get_docstring(node) is not None and len(node.body) > 1:
+            first = node.body[1]
+        assert node.end_lineno is not None
+        yield f"{path.relative_to(ROOT)}:{node.name}", node.end_lineno - first.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    sizes = dict(pair for path in SOURCES for pair in functions_of(path))
+    assert {where: n for where, n in sizes.items() if n > MAX_FUNCTION} == {}
+    long = {where: n for where, n in sizes.items() if n > LONG_FUNCTION}
+    assert len(long) <= LONG_SHARE * len(sizes), long
+
+
+def test_modules_are_short() -> None:
+    sizes = {str(p.relative_to(PACKAGE)): p.read_text().count("\n") for p in SOURCES}
+    long = {name: n for name, n in sizes.items() if n > MAX_MODULE and name not in LONG_MODULES}
+    assert long == {}
+    assert LONG_MODULES.keys() <= sizes.keys()
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def modules() -> list[str]:
+    walked = pkgutil.walk_packages([str(PACKAGE)], "dynamo_trio.")
+    return ["dynamo_trio", *(m.name for m in walked if not m.name.endswith("__main__"))]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_what_a_module_offers_is_there_and_documented(name: str) -> None:
+    if name.split(".")[-1] == "llama":
+        pytest.importorskip(
+            "cyllama", reason="needs llama.cpp; enable with: pip install -e '.[llama]'"
+        )
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} has no docstring"
+    for public in getattr(module, "__all__", ()):
+        value = getattr(module, public)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert value.__doc__, f"{name}.{public} has no docstring"
+
+
+def test_the_front_of_the_package_tells_type_checkers_the_truth() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = [n for n in tree.body if isinstance(n, ast.If) and "not" not in ast.unparse(n.test)]
+    typed = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = dynamo_trio._HOMES
+    assert typed == homes
+    assert set(dynamo_trio.__all__) == {"__version__", *homes}
+    assert set(dynamo_trio.__all__) <= set(dir(dynamo_trio))
+    for name, home in homes.items():
+        assert getattr(dynamo_trio, name) is getattr(importlib.import_module(home), name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = dynamo_trio.nonsense  # type: ignore[attr-defined]  # the point of the test
+
+
+def test_type_checkers_may_trust_the_package() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in TESTS if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+_IGNORE = re.compile(r"#\s*(noqa|type:\s*ignore)[^#\n]*(#[^\n]*)?")
+_REASONED = re.compile(r"noqa: [A-Z0-9, ]+ - \w+|type: ignore\[[a-z-, ]+\]  # \w+")
+
+
+def test_every_ignore_has_its_reason() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}: {match.group(0)}"
+        for path in [*SOURCES, *TESTS]
+        if path != Path(__file__)
+        for match in _IGNORE.finditer(path.read_text())
+        if not _REASONED.search(match.group(0))
+    ]
+    assert bare == []
+
+
+def tracked_files() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("needs a git checkout; enable with: git clone")
+    return [ROOT / name for name in done.stdout.decode().split("\0") if name]
+
+
+def test_nothing_names_the_machine_that_it_was_written_on() -> None:
+    pattern = re.compile(rb"(?<![\w.])/(?:work|home/\w+|root)/|/pypi-")
+    guilty = [
+        str(path.relative_to(ROOT))
+        for path in tracked_files()
+        if path.is_file() and path != Path(__file__) and pattern.search(path.read_bytes())
+    ]
+    assert guilty == []
+
+
+# --- what people read ---------------------------------------------------------------------------
+
+
+def test_the_readme_starts_with_the_two_commands_that_ci_runs() -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = load_file(ROOT / ".ci" / "readme_command.py").readme_commands(text)
+    assert list(commands.items())[:2] == [
+        (
+            "ask",
+            "python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[llama]'"
+            ' && python -m dynamo_trio --ask "Why is the sky blue?"',
+        ),
+        ("test", "pip install -e '.[test]' && pytest"),
+    ]
+    assert text.index("readme-command: test") < text.index("\n## ")
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "readme_command.py ask" in script
+    assert "readme_command.py test" in script
