@@ -72,6 +72,7 @@ _UNSETTLED = {
 class Admission:
     """One admitted request. Made by :meth:`Gate.admit`."""
 
+    #: The endpoint or route, a space, and the request's id.
     label: str
     admitted_at: float
     #: Does a drain wait for it (``graceful_shutdown=True``)?
@@ -188,7 +189,8 @@ class Gate:
         """Count one request while the block runs, its farewell included.
 
         Args:
-            label: names the request in logs and in the shutdown report.
+            label: names the request in logs and in the shutdown report: the endpoint or
+                route, a space, and the request's id.
             graceful: a drain waits for it.
             movable: it could be continued by another worker.
             estimate: seconds that it still needs at most, or None.

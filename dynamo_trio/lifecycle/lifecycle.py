@@ -34,19 +34,17 @@ around :meth:`Lifecycle.run`, from the inside out.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from dynamo_trio.lifecycle import handover
-from dynamo_trio.lifecycle.admission import Admission, CutReason, Gate, Outcome
+from dynamo_trio.lifecycle.admission import Admission, CutReason, Gate
 from dynamo_trio.lifecycle.deadlines import Deadlines
 from dynamo_trio.lifecycle.hooks import Hook, Hooks
-from dynamo_trio.lifecycle.journal import Journal
-from dynamo_trio.lifecycle.phases import Ending, Phase, path
+from dynamo_trio.lifecycle.phases import Phase
+from dynamo_trio.lifecycle.record import Record
 from dynamo_trio.lifecycle.report import ShutdownReport, summary
 from dynamo_trio.lifecycle.supervision import supervise
 from dynamo_trio.lifecycle.timetable import (
@@ -56,9 +54,11 @@ from dynamo_trio.lifecycle.timetable import (
     Timetable,
     reserve_of,
 )
+from dynamo_trio.lifecycle.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
 logger = logging.getLogger("dynamo_trio.lifecycle")
 
@@ -86,41 +86,20 @@ class Lifecycle:
     work: Gate = attrs.field(init=False, factory=lambda: Gate("work"))
     #: Dynamo's ``shutdown_event``: from here on, unfinished requests end by the drain policy.
     interrupted: trio.Event = attrs.field(init=False, factory=trio.Event)
-    errors: list[BaseException] = attrs.field(init=False, factory=list)
 
-    # Invariant: written once; not None exactly when a stop has begun.
-    _cause: str | None = attrs.field(init=False, default=None)
-    _began: float = attrs.field(init=False, default=0.0)
+    _deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
+    _record: Record = attrs.field(init=False)
+    _withdrawal: Withdrawal = attrs.field(init=False, factory=Withdrawal)
+    _abort: list[Callable[[], object]] = attrs.field(init=False, factory=list)
     _requested: trio.Event = attrs.field(init=False, factory=trio.Event)
     _escalated: bool = attrs.field(init=False, default=False)
     _fatal: bool = attrs.field(init=False, default=False)
-    _deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
     # What a fatal error ends at once: waiting for peers, calls that may need the engine.
     _patience: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
-    # Invariant: only grows; the event of a phase is set once it is entered or passed.
-    _phase: Phase = attrs.field(init=False, default=Phase.SERVING)
-    _reached: dict[Phase, trio.Event] = attrs.field(init=False)
-    # The scope of the current phase.
-    _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    _phases: Journal = attrs.field(init=False)
-    _steps: Journal = attrs.field(init=False)
-    # The tallies of the gates when the stop began.
-    _before: dict[str, Counter[Outcome]] = attrs.field(init=False, factory=dict)
-    _snapshot: ShutdownReport = attrs.field(init=False)
-
-    _unregister: list[Callable[[], Awaitable[object]]] = attrs.field(init=False, factory=list)
-    _unregister_now: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _unregistered: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _abort: list[Callable[[], object]] = attrs.field(init=False, factory=list)
-
     def __attrs_post_init__(self) -> None:
-        budget = self._deadlines.budget
-        self._phases = Journal(self._elapsed, budget, self._publish)
-        self._steps = Journal(self._elapsed, budget, self._publish)
-        self._reached = {phase: trio.Event() for phase in Phase}
-        self._reached[Phase.SERVING].set()
-        self._publish()
+        gates = (self.http, self.work) if self._has_front else (self.work, self.http)
+        self._record = Record(gates, self._deadlines.budget, self.exit_code_on_loss)
 
     # --- telling it -----------------------------------------------------------------
 
@@ -133,15 +112,15 @@ class Lifecycle:
                 counts from the signal, so they are already spent.
         """
         if self.stopping:
-            logger.debug("%s: already stopping because of %s", cause, self._cause)
+            logger.debug("%s: already stopping because of %s", cause, self.cause)
             return
         late = f", {age:.1f} s after the signal" if age else ""
         logger.info("%s: stopping gracefully%s; %s", cause, late, self.describe_left())
         self._begin(cause, age)
         if self.timetable.total is not None:
-            hard = self._began + self.timetable.total
+            hard = self._record.began + self.timetable.total
             self._deadlines.shrink(hard, reserve=self.timetable.reserve)
-        self._deadlines.overdue_at(self._began + self.timetable.watchdog_limit)
+        self._deadlines.overdue_at(self._record.began + self.timetable.watchdog_limit)
 
     def escalate(self, cause: str) -> None:
         """End the patience of a stop: straight to STOPPING. Begins the stop if none runs."""
@@ -166,11 +145,11 @@ class Lifecycle:
             self._fatal = True
             self._patience.cancel("fatal error")
             self._hurry(self.timetable.fatal, reserve=reserve_of(self.timetable.fatal))
-        self._publish()
+        self._record.publish()
 
     def on_unregister(self, unregister: Callable[[], Awaitable[object]]) -> None:
         """Call this, once, to take the process out of discovery."""
-        self._unregister.append(unregister)
+        self._withdrawal.ways.append(unregister)
 
     def on_abort(self, abort: Callable[[], object]) -> None:
         """Call this, once, if somebody is still there when the time for farewells is over.
@@ -187,17 +166,22 @@ class Lifecycle:
 
     @property
     def phase(self) -> Phase:
-        return self._phase
+        return self._record.track.phase
 
     @property
     def cause(self) -> str | None:
         """Why the process stops; None while it does not."""
-        return self._cause
+        return self._record.cause
 
     @property
     def stopping(self) -> bool:
         """Has a stop begun? A signal handler may ask, and so may another thread."""
-        return self._cause is not None
+        return self._record.cause is not None
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The fatal errors, the first of which began or hurried the stop."""
+        return self._record.errors
 
     async def wait_stop_requested(self) -> None:
         """Wait until a stop begins, whatever its cause."""
@@ -205,7 +189,7 @@ class Lifecycle:
 
     async def wait_phase(self, phase: Phase) -> None:
         """Wait until the phase is entered or passed."""
-        await self._reached[phase].wait()
+        await self._record.track.wait(phase)
 
     async def wait_stopped(self) -> None:
         """Wait until the sequence is over."""
@@ -214,51 +198,34 @@ class Lifecycle:
     def remaining(self) -> float:
         """Seconds left to the current phase, by its own limit or the shared budget; or inf."""
         shared = self._deadlines.hard
-        if self._phase < Phase.STOPPING:
+        if self.phase < Phase.STOPPING:
             shared = min(shared, self._deadlines.budget.deadline)
-        return max(0.0, min(self._scope.deadline, shared) - trio.current_time())
+        return max(0.0, min(self._record.track.scope.deadline, shared) - trio.current_time())
 
     def in_flight(self) -> tuple[Admission, ...]:
         """Every request that is admitted, those in their farewell among them."""
-        return self.http.admissions() + self.work.admissions()
+        return self._record.in_flight()
 
     def describe_left(self) -> str:
         """Who is still here, in words."""
-        names = [admission.label for admission in self.in_flight()]
-        if not names:
+        labels = [admission.label for admission in self.in_flight()]
+        if not labels:
             return "nothing is in flight"
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        return f"{len(names)} in flight: {shown}"
+        endpoints = {label.rpartition(" ")[0] for label in labels}
+        shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+        return f"{len(labels)} requests of {len(endpoints)} endpoints are in flight: {shown}"
 
     def exit_code(self) -> int:
         """0; 1 after a fatal error; or ``exit_code_on_loss`` if admitted work was lost."""
-        if self.errors:
-            return 1
-        ended = sum(self._ended().values(), Counter[Outcome]())
-        lost = ended[Outcome.CUT] + ended[Outcome.LOST] + len(self.in_flight())
-        return self.exit_code_on_loss if self.stopping and lost else 0
+        return self._record.exit_code()
 
     def report(self) -> ShutdownReport:
         """How the stop went, as far as it has gone."""
-        front, ended = self._front, self._ended()
-        return ShutdownReport(
-            cause=self._cause or "none",
-            phase=self._phase.name.lower(),
-            exit_code=self.exit_code(),
-            seconds=max(self._phases.latest, self._steps.latest),
-            phases=self._phases.stages,
-            steps=self._steps.stages,
-            requests=ended[front.name],
-            gates=ended,
-            unconfirmed=front.unconfirmed,
-            served_before=self._before.get(front.name, Counter()).total(),
-            leftovers=tuple(admission.label for admission in self.in_flight()),
-            errors=tuple(summary(error) for error in self.errors),
-        )
+        return self._record.report()
 
     def snapshot(self) -> ShutdownReport:
         """The report as of the last change; another thread may read it without a lock."""
-        return self._snapshot
+        return self._record.latest
 
     # --- verbs for the tasks of the process -----------------------------------------
 
@@ -274,7 +241,7 @@ class Lifecycle:
             name: the step under which a stop's report shows the block.
         """
         shield = self._deadlines.shield(limit)
-        return self._steps.stage(name, shield) if name and self.stopping else shield
+        return self._record.steps.stage(name, shield) if name and self.stopping else shield
 
     async def supervise(
         self,
@@ -298,7 +265,7 @@ class Lifecycle:
         """
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._unregister_once)
+                nursery.start_soon(self._withdrawal.run, self._unregister)
                 await self._requested.wait()
                 if self.timetable.fast_exit and not self._fatal:
                     await self._only_unregister()
@@ -307,58 +274,33 @@ class Lifecycle:
         finally:
             self._refuse()
             self.interrupted.set()
-            self._enter(Phase.STOPPED)
+            self._record.track.enter(Phase.STOPPED)
 
     async def _stop(self) -> None:
         with self._deadlines.budget:
             if not self._has_front and not self._fatal:
-                with self._within(Phase.GRACE) as scope:
+                with self._record.track.within(Phase.GRACE) as scope:
                     self._patience = scope
-                    await self._leave_discovery()
+                    await self._withdrawal.wait()
                     scope.deadline = self._deadlines.capped(self.timetable.grace)
                     await self._wait_out_grace()
-            with self._within(Phase.DRAINING) as scope:
+            with self._record.track.within(Phase.DRAINING) as scope:
                 if self._has_front:
                     await self._drain_front()
-                    await self._leave_discovery()
+                    await self._withdrawal.wait()
                 await self._interrupt_work()
                 scope.deadline = self._deadlines.capped(self.timetable.drain)
                 await self.work.wait_idle()
-        with self._within(Phase.STOPPING) as scope:
+        with self._record.track.within(Phase.STOPPING) as scope:
             await self._farewells(scope)
 
     async def _only_unregister(self) -> None:
         """The fast exit of a failover group: its peers wait for this process to be gone."""
-        with self._within(self._first):
-            await self._leave_discovery()
+        with self._record.track.within(self._first):
+            await self._withdrawal.wait()
 
-    async def _leave_discovery(self) -> None:
-        self._unregister_now.set()
-        await self._unregistered.wait()
-
-    async def _unregister_once(self) -> None:
-        """Once, because this task does nothing else; also when it is cancelled while it waits."""
-        try:
-            await self._unregister_now.wait()
-        finally:
-            shield = self._deadlines.shield(self.timetable.unregister)
-            await self._attempt("unregister", shield, self._unregister_all)
-            self._unregistered.set()
-
-    async def _unregister_all(self) -> None:
-        errors: list[Exception] = []
-
-        async def attempt(unregister: Callable[[], Awaitable[object]]) -> None:
-            try:
-                await unregister()
-            except Exception as exc:  # it must not cancel the others
-                errors.append(exc)
-
-        async with trio.open_nursery() as nursery:
-            for unregister in self._unregister:
-                nursery.start_soon(attempt, unregister)
-        if errors:
-            raise ExceptionGroup("unregistering", errors)
+    async def _unregister(self, job: Hook) -> None:
+        await self._attempt("unregister", self._deadlines.shield(self.timetable.unregister), job)
 
     async def _wait_out_grace(self) -> None:
         """Until nobody can send a request here any more, and nobody is here."""
@@ -409,11 +351,11 @@ class Lifecycle:
             inside[index].cut(CutReason.HANDOVER)
 
     async def _farewells(self, scope: trio.CancelScope) -> None:
-        """Soft first: half of the time for a last word. Who is still there then is aborted."""
+        """Cut softly and leave time for a last word; abort who is still there after it."""
         now, end = trio.current_time(), self._deadlines.capped(self.timetable.stop)
         if self.in_flight():
-            logger.warning("cutting what is left; %s", self.describe_left())
-        self._unregister_now.set()
+            logger.warning("cut (%s): %s", self._cut_reason, self.describe_left())
+        self._withdrawal.begin()
         self.interrupted.set()
         for gate in (self.http, self.work):
             gate.close()
@@ -446,30 +388,21 @@ class Lifecycle:
         return Phase.DRAINING if self._has_front else Phase.GRACE
 
     @property
-    def _front(self) -> Gate:
-        """The gate by which the clients of this process come in."""
-        return self.http if self._has_front else self.work
-
-    @property
     def _cut_reason(self) -> CutReason:
         if self._escalated:
             return CutReason.ESCALATED
         return CutReason.FATAL if self._fatal else CutReason.DRAIN_LIMIT
 
     def _begin(self, cause: str, age: float) -> None:
-        self._cause = cause
-        self._began = trio.current_time() - age
-        for gate in (self.http, self.work):
-            self._before[gate.name] = gate.tally.copy()
-            gate.changed = self._publish
+        self._record.begin(cause, trio.current_time() - age)
         if self._has_front:
             self.http.shut()
-        self._enter(self._first)
+        self._record.track.enter(self._first)
         self._requested.set()
 
     def _hurry(self, limit: float, *, reserve: float) -> None:
         self._refuse()
-        self._unregister_now.set()
+        self._withdrawal.begin()
         hard = trio.current_time() + limit
         self._deadlines.shrink(hard, reserve=reserve)
         self._deadlines.overdue_at(hard + SLACK)
@@ -477,28 +410,6 @@ class Lifecycle:
     def _refuse(self) -> None:
         self.http.shut()
         self.work.shut()
-
-    def _enter(self, phase: Phase) -> None:
-        """Enter a phase, and pass those that lie between, each as skipped."""
-        if phase is self._phase:
-            return  # request_stop enters the first one before run() gets to it
-        self._phases.end(self._phase.name.lower(), Ending.CANCELLED)
-        *passed, _ = path(self._phase, phase)
-        for skipped in passed:
-            self._phases.skip(skipped.name.lower())
-        self._phase = phase
-        for reached in (*passed, phase):
-            self._reached[reached].set()
-        logger.info("phase %s; %s", phase.name, self.describe_left())
-        if phase is not Phase.STOPPED:
-            self._phases.begin(phase.name.lower())
-        self._publish()
-
-    @contextmanager
-    def _within(self, phase: Phase) -> Iterator[trio.CancelScope]:
-        self._enter(phase)
-        with self._phases.stage(phase.name.lower(), trio.CancelScope()) as self._scope:
-            yield self._scope
 
     async def _attempt(
         self, name: str, block: AbstractContextManager[trio.CancelScope], job: Hook
@@ -509,10 +420,10 @@ class Lifecycle:
         it comes as a group of both, of which the limit has taken its part by then.
         """
         try:
-            with self._steps.stage(name, block) as scope:
+            with self._record.steps.stage(name, block) as scope:
                 await job()
             if scope.cancelled_caught:
-                logger.warning("%s was ended by its limit; %s", name, self.describe_left())
+                logger.warning("%s was cut short; the stop goes on", name)
         except* Exception as group:
             logger.error("%s failed; the stop goes on", name, exc_info=group)
 
@@ -520,20 +431,7 @@ class Lifecycle:
         if hook is None:
             return
         if self._fatal:
-            self._steps.skip(name)
+            self._record.steps.skip(name)
             return
         self._patience = trio.CancelScope(relative_deadline=self.timetable.hook)
         await self._attempt(name, self._patience, hook)
-
-    def _elapsed(self) -> float:
-        return trio.current_time() - self._began
-
-    def _ended(self) -> dict[str, Counter[Outcome]]:
-        """What has become of those who left since the stop began, by gate."""
-        return {
-            gate.name: gate.tally - self._before.get(gate.name, Counter())
-            for gate in (self.http, self.work)
-        }
-
-    def _publish(self) -> None:
-        self._snapshot = self.report()

@@ -1,8 +1,8 @@
 """The phases of a process and the only moves between them, as one table.
 
 A process lives through its phases in order and never goes back. Each row of
-:data:`MOVES` says how a phase ends and where it leads; :class:`PhaseTrack` walks
-the table, :func:`diagram` draws it, and the model test checks it.
+:data:`MOVES` says how a phase may end and where it leads. :func:`path` is the walk
+along the table, :func:`diagram` its picture.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ class Phase(enum.IntEnum):
     STOPPING = 3
     #: Nobody is left. Engine, connections and services are closed by their nurseries.
     STOPPED = 4
+
+    @property
+    def label(self) -> str:
+        """The name as it stands in logs and reports."""
+        return self.name.lower()
 
 
 class Ending(enum.StrEnum):
