@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import msgspec
@@ -18,7 +17,11 @@ import trio
 
 from dynamo_trio.discovery import Discovery, EndpointId, Instance, Put
 from dynamo_trio.errors import CannotConnect, DynamoException, NoWorker, StreamIncomplete
-from dynamo_trio.plane import ClientStream, ItemSink, RequestHead, RequestPlane
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from dynamo_trio.plane import ClientStream, ItemSink, RequestHead, RequestPlane
 
 T = TypeVar("T")
 

@@ -122,13 +122,12 @@ class Call(AcceptedCall):
         self.exhausted = True
 
     async def _breathe(self, sent: int) -> None:
-        if not self.outbox.has_credit:
-            with trio.CancelScope(shield=True):  # woken by credit or by a cut
-                while not self.outbox.has_credit and self.admission.reason is None:
-                    await self.outbox.wait_credit()
-        elif sent % ITEMS_PER_CHECKPOINT == 0:
-            with trio.CancelScope(shield=True):
+        """Wait for credit, or at least let others run; a cut wakes it, a cancel does not."""
+        with trio.CancelScope(shield=True):
+            if sent % ITEMS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
+            while not self.outbox.has_credit and self.admission.reason is None:
+                await self.outbox.wait_credit()
 
     def _verdict(self) -> tuple[DynamoException | None, Outcome]:
         reason = self.admission.reason

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from dynamo_trio.client import Client, open_client
-from dynamo_trio.discovery import Discovery, EndpointId, Instance, MemoryDiscovery, ModelCard
+from dynamo_trio.discovery import (
+    Discovery,
+    EndpointId,
+    Instance,
+    MemoryDiscovery,
+    ModelCard,
+    Record,
+)
 from dynamo_trio.endpoint import EndpointService, Handler
-from dynamo_trio.lifecycle import Lifecycle
 from dynamo_trio.plane import MemoryPlane, RequestPlane
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from dynamo_trio.lifecycle import Lifecycle
 
 logger = logging.getLogger("dynamo_trio.runtime")
 
@@ -112,7 +123,7 @@ class Endpoint:
         path = f"{runtime.instance_id:x}/{self.id.name}"
         async with _serve_on_all(runtime.planes, path, service) as transports:
             instance = Instance(self.id, runtime.instance_id, transports)
-            records = [instance] if card is None else [card, instance]
+            records: list[Record] = [instance] if card is None else [card, instance]
             try:
                 for record in records:
                     await _publish(runtime, record)
@@ -127,7 +138,7 @@ class Endpoint:
             await self.runtime.lifecycle.wait_stopped()
 
 
-async def _publish(runtime: DistributedRuntime, record: Instance | ModelCard) -> None:
+async def _publish(runtime: DistributedRuntime, record: Record) -> None:
     if isinstance(record, Instance):
         await runtime.register(record)
         logger.info("serving %s as instance %x", record.endpoint, record.instance_id)
@@ -135,9 +146,7 @@ async def _publish(runtime: DistributedRuntime, record: Instance | ModelCard) ->
         await runtime.discovery.register(record)
 
 
-async def _withdraw(
-    runtime: DistributedRuntime, records: Iterable[Instance | ModelCard]
-) -> None:
+async def _withdraw(runtime: DistributedRuntime, records: Iterable[Record]) -> None:
     for record in records:
         if isinstance(record, Instance):
             await runtime.unregister(record)

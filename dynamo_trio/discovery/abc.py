@@ -7,13 +7,15 @@ place beside it) implements :class:`Discovery` and passes the same contract test
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 
 from dynamo_trio.discovery.records import Instance, ModelCard, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractAsyncContextManager
 
 R = TypeVar("R", Instance, ModelCard)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
 from dynamo_trio.discovery.abc import Change, Discovery, Put, R, Removed, Watch
-from dynamo_trio.discovery.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from dynamo_trio.discovery.records import Record
 
 
 @attrs.define(eq=False)

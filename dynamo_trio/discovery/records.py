@@ -7,12 +7,15 @@ backend spells them (keys, JSON, escaping) is that backend's business.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from dynamo_trio.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _SCHEME = "dyn://"
 _NOT_SLUG = re.compile(r"[^a-z0-9_-]+")

@@ -22,12 +22,20 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dynamo_trio.errors import DynamoException
 
 #: Why an answer ended. ``aborted``: the core gave the request up without being asked to.
 FinishReason = Literal["stop", "length", "error", "aborted"]
+
+
+def _tuple(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(ids)
+
+
+def _set(ids: Iterable[int]) -> frozenset[int]:
+    return frozenset(ids)
 
 
 @frozen(kw_only=True)
@@ -42,13 +50,13 @@ class Request:
     """
 
     request_id: str
-    token_ids: tuple[int, ...] = field(converter=tuple)
+    token_ids: tuple[int, ...] = field(converter=_tuple)
     max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
     seed: int | None = None
-    stop_token_ids: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    stop_token_ids: frozenset[int] = field(default=frozenset(), converter=_set)
     ignore_eos: bool = False
     min_tokens: int = 0
     priority: int = 0

@@ -6,12 +6,15 @@ whenever the frontend is idle ``started = success + error`` holds for each model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PREFIX = "dynamo_frontend"
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -92,6 +95,19 @@ class RequestRecord:
     _last: float | None = None
     _tokens: int = 0
 
+    @property
+    def token_count(self) -> int:
+        """Tokens that have arrived."""
+        return self._tokens
+
+    def age(self) -> float:
+        """Seconds since the request was admitted."""
+        return trio.current_time() - self._began
+
+    def prompt(self, count: int) -> None:
+        """Note the length of the prompt, in tokens."""
+        self._metrics.prompt_tokens.labels(self.model).observe(count)
+
     def tokens(self, count: int) -> None:
         """Note that ``count`` tokens have just arrived."""
         if not count:
@@ -112,6 +128,6 @@ class RequestRecord:
         metrics.finished.labels(*labels, status, self.error_type).inc()
         if self.error_type == "cancelled":
             metrics.cancelled.labels(*labels).inc()
-        metrics.duration.labels(self.model).observe(trio.current_time() - self._began)
+        metrics.duration.labels(self.model).observe(self.age())
         metrics.output_sequence.labels(self.model).observe(self._tokens)
         metrics.output_tokens.labels(self.model).inc(self._tokens)

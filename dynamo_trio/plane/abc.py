@@ -24,13 +24,15 @@ differ in what they carry.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import attrs
 
-from dynamo_trio.errors import DynamoException
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from dynamo_trio.errors import DynamoException
 
 #: Items that a call may send before the client has granted anything.
 INITIAL_CREDIT = 64

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import trio
@@ -20,6 +19,9 @@ from dynamo_trio.plane.abc import (
     RequestHead,
     RequestPlane,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 @attrs.define(eq=False)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
-from dynamo_trio.context import Context
-from dynamo_trio.endpoint import Handler
 from dynamo_trio.engines import Delta, Engine, Request
 from dynamo_trio.wire.llm import CompletionUsage, LLMEngineOutput, PreprocessedRequest
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
-def to_engine(request: PreprocessedRequest, request_id: str, context_tokens: int) -> Request:
+    from dynamo_trio.context import Context
+    from dynamo_trio.endpoint import Handler
+
+
+def to_engine(request: PreprocessedRequest, request_id: str) -> Request:
     """The engine's view of a request. Without ``max_tokens`` the context is the limit."""
     stop, sampling = request.stop_conditions, request.sampling_options
-    room = context_tokens - len(request.token_ids)
-    hidden = stop.stop_token_ids_hidden or []
+    prompt = tuple(request.token_ids)
+    ends = [
+        *(stop.stop_token_ids_hidden or ()),
+        *(stop.stop_token_ids or ()),
+        *(request.eos_token_ids or ()),
+    ]
     return Request(
         request_id=request_id,
-        token_ids=tuple(request.token_ids),
-        max_tokens=stop.max_tokens if stop.max_tokens is not None else max(room, 1),
+        token_ids=prompt,
+        max_tokens=stop.max_tokens,
         min_tokens=stop.min_tokens or 0,
-        temperature=sampling.temperature if sampling.temperature is not None else 1.0,
-        top_p=sampling.top_p if sampling.top_p is not None else 1.0,
-        top_k=sampling.top_k or 0,
+        temperature=1.0 if sampling.temperature is None else sampling.temperature,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        top_k=sampling.top_k,
         seed=sampling.seed,
-        stop_token_ids=tuple({*hidden, *(stop.stop_token_ids or []), *(request.eos_token_ids or [])}),
+        stop_token_ids=frozenset(ends),
         ignore_eos=bool(stop.ignore_eos),
     )
 
@@ -36,8 +44,7 @@ def engine_handler(engine: Engine) -> Handler:
         request: PreprocessedRequest, context: Context
     ) -> AsyncGenerator[LLMEngineOutput, None]:
         prompt, sent = len(request.token_ids), 0
-        engine_request = to_engine(request, context.id, engine.info.context_tokens_per_request)
-        async with engine.open(engine_request) as deltas:
+        async with engine.open(to_engine(request, context.id)) as deltas:
             async for delta in deltas:
                 sent += len(delta.token_ids)
                 yield _output(delta, prompt, sent)
@@ -53,6 +60,6 @@ def _output(delta: Delta, prompt: int, sent: int) -> LLMEngineOutput:
     )
     return LLMEngineOutput(
         token_ids=list(delta.token_ids),
-        finish_reason=delta.finish_reason,
+        finish_reason="cancelled" if delta.finish_reason == "aborted" else delta.finish_reason,
         completion_usage=usage,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -17,6 +17,9 @@ from dynamo_trio.discovery import (
     Removed,
 )
 from dynamo_trio.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GENERATE = EndpointId("dynamo", "backend", "generate")
 

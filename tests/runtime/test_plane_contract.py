@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -17,6 +17,9 @@ from dynamo_trio.plane import (
     RequestHead,
     RequestPlane,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,205 @@
+"""From the items of a worker's stream to the bytes of an answer.
+
+Theory of operation
+-------------------
+An answer is the :class:`~dynamo_trio.plane.ItemSink` of one request: the plane calls
+:meth:`Answer.feed` for each step of the engine, and everything up to the socket happens
+in that call, with no await. The request's own task waits on ``begun`` (something is
+there, so the head can be sent) and on the body sink; it wakes for start, end, cut and
+back-pressure only.
+
+Nothing reaches the client before the first item or the end: an error that comes first
+still gets its own HTTP status. Credit goes back to the worker as its items are taken, and
+is withheld while the client is slower than the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+
+from dynamo_trio.errors import DynamoException, StreamIncomplete, Unknown
+from dynamo_trio.frontend.sinks import BodySink, SinkOutcome, Wake
+from dynamo_trio.wire import sse
+from dynamo_trio.wire.llm import LLMEngineOutput
+from dynamo_trio.wire.openai_response import error_event
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_trio.frontend.metrics import RequestRecord
+    from dynamo_trio.plane import ClientStream
+    from dynamo_trio.tokenizers import OutputProcessor
+    from dynamo_trio.wire.openai_response import AnswerStream
+
+_decode = msgspec.msgpack.Decoder(LLMEngineOutput).decode
+
+
+@attrs.define(eq=False)
+class Answer(ABC):
+    """What streamed and unary answers share: decoding, counting, the end, and credit."""
+
+    output: OutputProcessor
+    record: RequestRecord
+    #: Set by the first item, and by the end if it comes first.
+    begun: Wake = attrs.field(factory=Wake, kw_only=True)
+    #: Why the stream failed, if it did.
+    error: DynamoException | None = attrs.field(default=None, kw_only=True)
+    #: Invariant: set once, when everything that the request asked for has come.
+    complete: bool = attrs.field(default=False, kw_only=True)
+    _stream: ClientStream | None = attrs.field(default=None, kw_only=True)
+    _owed: int = attrs.field(default=0, kw_only=True)
+
+    def attach(self, stream: ClientStream) -> None:
+        """The stream is open: pay back the credit of what came while it was being opened."""
+        self._stream = stream
+        self.grant()
+
+    def feed(self, payloads: Sequence[bytes]) -> None:
+        """Take the items of one engine step."""
+        self._owed += len(payloads)
+        try:
+            text = "".join([self._take(payload) for payload in payloads])
+        except DynamoException as exc:
+            self._fail(exc)
+            return
+        if text:
+            self._text(text)
+        self._note_end()
+        self.begun.set()
+        self.grant()
+
+    def finish(self, error: DynamoException | None) -> None:
+        """The worker's stream is over."""
+        if not self.complete and error is None:
+            self._text(self.output.flush())
+            self._note_end()
+        if not self.complete:
+            self._fail(error or StreamIncomplete("the answer broke off"))
+        self._over()
+        self.begun.set()
+
+    def grant(self) -> None:
+        """Let the worker go on, unless the client is too slow. Also called at low water."""
+        if self._stream is not None and self._owed and self._writable:
+            owed, self._owed = self._owed, 0
+            self._stream.grant(owed)
+
+    def _take(self, payload: bytes) -> str:
+        try:
+            item = _decode(payload)
+        except msgspec.MsgspecError:
+            raise Unknown("the worker sent an item that cannot be read") from None
+        self.record.tokens(len(item.token_ids))
+        return self.output.push(item)
+
+    def _note_end(self) -> None:
+        if self.output.finish_reason is None or self.complete:
+            return
+        self.complete = True
+        self.record.error_type = ""
+        self._end()
+        if self.output.ended_early:  # the worker does not know that it is over
+            self._over()
+
+    def _fail(self, error: DynamoException) -> None:
+        if self.error is None and not self.complete:
+            self.error = error
+            self._failed(error)
+        self.begun.set()
+
+    @property
+    def _writable(self) -> bool:
+        return True
+
+    @abstractmethod
+    def _text(self, text: str) -> None:
+        """A piece of the answer, perhaps empty."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Everything has come. The worker's stream may still have to be closed by it."""
+
+    @abstractmethod
+    def _over(self) -> None:
+        """Nothing more is to be waited for."""
+
+    @abstractmethod
+    def _failed(self, error: DynamoException) -> None:
+        """The stream failed before everything had come."""
+
+
+@attrs.define(eq=False)
+class StreamAnswer(Answer):
+    """An answer as server-sent events."""
+
+    sink: BodySink
+    chunks: AnswerStream
+    _untouched: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.sink.on_low_water = self.grant
+
+    @property
+    def _writable(self) -> bool:
+        return self.sink.writable
+
+    def farewell(self, error: DynamoException | None) -> bytes | None:
+        """The last words of a stream that was cut; none if it is whole, or nobody reads."""
+        if self.complete:
+            self.sink.finish(SinkOutcome.STOP)
+        return None if self.complete or error is None else error_event(error)
+
+    def _text(self, text: str) -> None:
+        if text:
+            self.sink.feed(self._begin() + self.chunks.content(text))
+
+    def _begin(self) -> bytes:
+        if not self._untouched:
+            return b""
+        self._untouched = False
+        return self.chunks.start()
+
+    def _end(self) -> None:
+        reason = self.output.finish_reason
+        assert reason is not None
+        end = self._begin() + self.chunks.finish(reason) + self.chunks.usage(self.output.usage)
+        self.sink.feed(end + sse.DONE)
+
+    def _over(self) -> None:
+        if self.complete:
+            self.sink.finish(SinkOutcome.STOP)
+
+    def _failed(self, error: DynamoException) -> None:
+        # Before the first byte an error is better told by the HTTP status.
+        if not self._untouched or self.sink.started:
+            self.sink.feed(error_event(error))
+            self.sink.finish(SinkOutcome.ERROR)
+
+
+@attrs.define(eq=False)
+class UnaryAnswer(Answer):
+    """An answer that is sent as a whole."""
+
+    over: Wake = attrs.field(factory=Wake)
+    _pieces: list[str] = attrs.field(factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of the answer so far."""
+        return "".join(self._pieces)
+
+    def _text(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def _end(self) -> None:
+        pass
+
+    def _over(self) -> None:
+        self.over.set()
+
+    def _failed(self, error: DynamoException) -> None:
+        self.over.set()

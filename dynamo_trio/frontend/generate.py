@@ -1,0 +1,272 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: one request, from its body to its end.
+
+The order is the same for both, streamed or not: read the body, parse it, find the model
+(nothing is counted so far, and a refusal costs nothing), then admit. From there on the
+admission encloses everything, the farewell included.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+import trio
+
+from dynamo_trio.errors import (
+    Cancelled,
+    DynamoException,
+    InvalidArgument,
+    ModelNotFound,
+    Overloaded,
+    RequestCut,
+)
+from dynamo_trio.frontend.answers import Answer, StreamAnswer, UnaryAnswer
+from dynamo_trio.frontend.respond import read_body, send_json, stream_response, watch_disconnect
+from dynamo_trio.frontend.sinks import open_sink
+from dynamo_trio.lifecycle import CutReason, Outcome
+from dynamo_trio.plane import ClientStream, RequestHead
+from dynamo_trio.tokenizers.preprocess import INLINE_BYTES
+from dynamo_trio.wire import openai_response
+from dynamo_trio.wire.openai_request import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse_chat,
+    parse_completion,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from dynamo_trio.frontend.app import Exchange, Frontend
+    from dynamo_trio.frontend.catalog import ServedModel
+    from dynamo_trio.frontend.metrics import RequestRecord
+    from dynamo_trio.lifecycle import Admission
+    from dynamo_trio.wire.llm import PreprocessedRequest
+    from dynamo_trio.wire.openai_response import AnswerStream
+
+logger = logging.getLogger("dynamo_trio.frontend")
+
+EVENT_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+
+_ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
+    (Cancelled, "cancelled"),
+    (ModelNotFound, "not_found"),
+    (InvalidArgument, "validation"),
+    (Overloaded, "overload"),
+)
+
+
+def error_type(exc: DynamoException) -> str:
+    """The value of Dynamo's metric label ``error_type`` for this error."""
+    for kind, name in _ERROR_TYPES:
+        if isinstance(exc, kind):
+            return name
+    return "unavailable" if exc.status == 503 else "internal"
+
+
+@attrs.frozen
+class Kind:
+    """What differs between the two endpoints."""
+
+    label: str  # Dynamo's metric label "endpoint"
+    id_prefix: str
+    parse: Callable[[bytes], GenerationRequest]
+    stream: type[openai_response.ChatStream] | type[openai_response.CompletionStream]
+    whole: Callable[..., bytes]
+
+    CHAT: ClassVar[Kind]
+    COMPLETION: ClassVar[Kind]
+
+
+Kind.CHAT = Kind(
+    "chat_completions",
+    "chatcmpl-",
+    parse_chat,
+    openai_response.ChatStream,
+    openai_response.chat_completion,
+)
+Kind.COMPLETION = Kind(
+    "completions",
+    "cmpl-",
+    parse_completion,
+    openai_response.CompletionStream,
+    openai_response.text_completion,
+)
+
+
+async def generate(kind: Kind, frontend: Frontend, exchange: Exchange) -> None:
+    """Serve one request.
+
+    Raises:
+        DynamoException: nothing has been sent yet; the caller answers with its status.
+    """
+    body = await read_body(exchange.scope, exchange.receive, frontend.limits)
+    request = kind.parse(body)
+    model = frontend.find(request.model)
+    label = f"{kind.label} {exchange.request_id}"
+    mode = "stream" if request.stream else "unary"
+    with (
+        frontend.lifecycle.http.admit(label) as admission,
+        frontend.metrics.request(model.name, kind.label, mode) as record,
+    ):
+        generation = Generation(kind, frontend, exchange, request, model, admission, record)
+        try:
+            await generation.run(len(body))
+        except DynamoException as exc:
+            record.error_type = error_type(exc)
+            admission.settle(Outcome.CANCELLED if isinstance(exc, Cancelled) else Outcome.FAILED)
+            raise
+        finally:
+            generation.log()
+
+
+@attrs.define(eq=False)
+class Generation:
+    """One admitted request."""
+
+    kind: Kind
+    frontend: Frontend
+    exchange: Exchange
+    request: GenerationRequest
+    model: ServedModel
+    admission: Admission
+    record: RequestRecord
+    id: str = attrs.field(init=False)
+    created: int = attrs.field(factory=lambda: int(time.time()))
+
+    def __attrs_post_init__(self) -> None:
+        self.id = self.kind.id_prefix + secrets.token_hex(12)
+
+    async def run(self, body_size: int) -> None:
+        prepared = await self._prepare(body_size)
+        self.record.prompt(len(prepared.token_ids))
+        left = partial(self.admission.cut, CutReason.CLIENT_LEFT)
+        async with watch_disconnect(self.exchange.scope, self.exchange.receive, left):
+            if self.request.stream:
+                await self._stream(prepared)
+            else:
+                await self._unary(prepared)
+
+    def log(self) -> None:
+        """One line for the operator, whatever became of the request."""
+        logger.info(
+            "%s: %s, %d tokens in %.2f s",
+            self.admission.label,
+            self.record.error_type or "complete",
+            self.record.token_count,
+            self.record.age(),
+        )
+
+    async def _prepare(self, body_size: int) -> PreprocessedRequest:
+        """Render and tokenise; long prompts in a thread, since that takes milliseconds."""
+        if body_size <= INLINE_BYTES:
+            return self._preprocess()
+        return await trio.to_thread.run_sync(self._preprocess)
+
+    def _preprocess(self) -> PreprocessedRequest:
+        if isinstance(self.request, ChatRequest):
+            return self.model.preprocessor.chat(self.request)
+        assert isinstance(self.request, CompletionRequest)
+        return self.model.preprocessor.completion(self.request)
+
+    def _open(
+        self, prepared: PreprocessedRequest, answer: Answer
+    ) -> AbstractAsyncContextManager[ClientStream]:
+        client = self.model.client
+        head = RequestHead(self.exchange.request_id)
+        return client.open_stream(client.pick(), head, prepared, answer)
+
+    # --- streamed -----------------------------------------------------------------------
+
+    async def _stream(self, prepared: PreprocessedRequest) -> None:
+        sink = open_sink(self.exchange.scope, self.exchange.send, self.frontend.limits)
+        chunks: AnswerStream = self.kind.stream(
+            self.id,
+            self.created,
+            self.request.model,
+            include_usage=self.request.include_usage,
+        )
+        output = self.model.preprocessor.output(prepared)
+        answer = StreamAnswer(output, self.record, sink, chunks)
+        await stream_response(
+            sink,
+            self.admission,
+            partial(self._pump, prepared, answer),
+            farewell=lambda: answer.farewell(self._cut_error()),
+        )
+        self._settle(answer, delivered=sink.complete)
+        if not sink.started:
+            raise answer.error or self._cut_error() or Cancelled("the client left")
+
+    async def _pump(self, prepared: PreprocessedRequest, answer: StreamAnswer) -> None:
+        async with self._open(prepared, answer) as stream:
+            answer.attach(stream)
+            await answer.begun.wait()
+            if answer.error is not None and not answer.sink.started and not answer.sink.pending:
+                return
+            await answer.sink.start(200, [*EVENT_STREAM, *self.exchange.response_headers()])
+            await answer.sink.serve()
+
+    # --- unary --------------------------------------------------------------------------
+
+    async def _unary(self, prepared: PreprocessedRequest) -> None:
+        answer = UnaryAnswer(self.model.preprocessor.output(prepared), self.record)
+        with self.admission.scope:
+            async with self._open(prepared, answer) as stream:
+                answer.attach(stream)
+                await answer.over.wait()
+        if not answer.complete:
+            self._settle(answer, delivered=False)
+            raise answer.error or self._cut_error() or Cancelled("the client left")
+        delivered = await self._send_whole(answer)
+        self._settle(answer, delivered=delivered)
+
+    async def _send_whole(self, answer: UnaryAnswer) -> bool:
+        output = answer.output
+        body = self.kind.whole(
+            self.id,
+            self.created,
+            self.request.model,
+            answer.text,
+            output.finish_reason,
+            output.usage,
+        )
+        headers = self.exchange.response_headers()
+        return await send_json(
+            self.exchange.scope,
+            self.exchange.send,
+            200,
+            body,
+            headers,
+            close=self.frontend.draining,
+            limits=self.frontend.limits,
+        )
+
+    # --- the end ------------------------------------------------------------------------
+
+    def _cut_error(self) -> DynamoException | None:
+        """What a cut means to the client; None when it left, or was not cut."""
+        reason = self.admission.reason
+        if reason is None or reason is CutReason.CLIENT_LEFT:
+            return None
+        return RequestCut("The server is shutting down; this answer is incomplete.")
+
+    def _settle(self, answer: Answer, *, delivered: bool) -> None:
+        """Exactly one outcome, for the metrics and for the shutdown report."""
+        if delivered and answer.complete:
+            self.admission.settle(Outcome.FINISHED)
+        elif answer.error is not None:
+            self.record.error_type = error_type(answer.error)
+            self.admission.settle(Outcome.FAILED)
+        elif self._cut_error() is not None:
+            self.record.error_type = "unavailable"
+            self.admission.settle(Outcome.CUT)
+        else:
+            self.record.error_type = "cancelled"
+            self.admission.settle(Outcome.CANCELLED)
