@@ -65,6 +65,9 @@ class AnyOf:
 _VOWELS = b"aeiou"
 _CONSONANTS = b"bdfgklmnprstvz"
 _SPACE = ord(" ")
+# Sets: `300 in b"..."` raises, and a token id need not be a byte.
+_IS_VOWEL = frozenset(_VOWELS)
+_IS_CONSONANT = frozenset(_CONSONANTS)
 
 
 @frozen
@@ -77,8 +80,8 @@ class Syllables:
     def pick(self, draw: int, previous: int) -> int:
         """See :class:`Vocabulary`."""
         draw, kind = draw >> 8, draw & 0xFF
-        if previous in _CONSONANTS:
+        if previous in _IS_CONSONANT:
             return _VOWELS[draw % len(_VOWELS)]
-        if previous in _VOWELS and kind < 96:  # a word has 2.7 syllables on average
+        if previous in _IS_VOWEL and kind < 96:  # a word has 2.7 syllables on average
             return _SPACE
         return _CONSONANTS[draw % len(_CONSONANTS)]
