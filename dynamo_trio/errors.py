@@ -14,8 +14,8 @@ A class answers three questions, so that no caller has to look at a message:
 The names of :class:`DynamoException` and its direct children are those of
 ``dynamo.llm.exceptions``, so that ``except`` clauses port unchanged.
 Exceptions are translated exactly once, at the edge where they leave the process:
-HTTP (:mod:`dynamo_trio.frontend`), the request plane, and the exit code
-(:mod:`dynamo_trio.process`).
+HTTP (``dynamo_trio.frontend``), the request plane, and the exit code
+(``dynamo_trio.process``).
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class EngineHung(EngineShutdown):
 
 
 class StartupError(Exception):
-    """The process cannot start. ``exit_code`` follows ruling R7's table."""
+    """The process cannot start. ``exit_code`` is 64 if the operator can mend it, else 1."""
 
     exit_code: ClassVar[int] = 1
 
