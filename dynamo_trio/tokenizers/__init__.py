@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_trio.errors import FileUnusable
 from dynamo_trio.tokenizers.abc import IncrementalDecoder as IncrementalDecoder
+from dynamo_trio.tokenizers.abc import Tokenizer as Tokenizer
 from dynamo_trio.tokenizers.bytes_ import ByteTokenizer as ByteTokenizer
 from dynamo_trio.tokenizers.preprocess import OutputProcessor as OutputProcessor
 from dynamo_trio.tokenizers.preprocess import Preprocessor as Preprocessor
@@ -13,7 +14,14 @@ from dynamo_trio.tokenizers.preprocess import Preprocessor as Preprocessor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_trio.tokenizers.abc import Tokenizer as Tokenizer
+__all__ = [
+    "ByteTokenizer",
+    "IncrementalDecoder",
+    "OutputProcessor",
+    "Preprocessor",
+    "Tokenizer",
+    "load_tokenizer",
+]
 
 
 def load_tokenizer(path: Path | None) -> Tokenizer:
