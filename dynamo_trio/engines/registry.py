@@ -37,9 +37,13 @@ class CoreSpec:
     context_tokens: int = 2048
     itl_ms: float = 0.0
     prefill_ms: float = 0.0
+    load_ms: float = 0.0
+    kv_blocks: int = 4096
     vocab_size: int | None = None
     vocabulary: Vocabulary | None = None
     faults: Sequence[Fault] = ()
+    #: Calls that go well before the first fault strikes.
+    faults_after: int = 0
     #: The core will run on an inline host.
     virtual: bool = False
 
@@ -67,13 +71,18 @@ def _make_sim(spec: CoreSpec) -> StepCore:
         model=spec.model or "sim",
         itl_ms=spec.itl_ms,
         prefill_ms=spec.prefill_ms,
+        load_ms=spec.load_ms,
+        kv_blocks=spec.kv_blocks,
         max_running=spec.max_running,
         context_tokens=spec.context_tokens,
         vocab_size=spec.vocab_size,
         vocabulary=spec.vocabulary or Syllables(),
         virtual=spec.virtual,
     )
-    return SimCore(settings, faults=spec.faults)
+    core = SimCore(settings)
+    for fault in spec.faults:
+        core.arm(fault, spec.faults_after)
+    return core
 
 
 def _make_llama(spec: CoreSpec) -> StepCore:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ class _Follower:
 
     catalog: Catalog
     discovery: Discovery
-    planes: dict[str, RequestPlane]
+    planes: Mapping[str, RequestPlane]
     load: Loader
     nursery: trio.Nursery
     #: Cards whose tokeniser is being loaded; leaving discovery cancels the load's effect.
@@ -149,7 +149,7 @@ class _Follower:
 
 @asynccontextmanager
 async def open_catalog(
-    discovery: Discovery, planes: dict[str, RequestPlane], load: Loader
+    discovery: Discovery, planes: Mapping[str, RequestPlane], load: Loader
 ) -> AsyncIterator[Catalog]:
     """A catalogue that follows discovery while the block runs."""
     catalog = Catalog()

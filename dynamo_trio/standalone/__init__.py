@@ -1,0 +1,1 @@
+"""The program ``python -m dynamo_trio``: frontend, router and worker in one process."""

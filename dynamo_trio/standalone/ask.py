@@ -1,0 +1,99 @@
+"""``--ask``: one question through the process's own HTTP port, the answer to the terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import httpx
+import trio
+
+from dynamo_trio.wire.sse import EventParser
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+logger = logging.getLogger("dynamo_trio.ask")
+
+#: Enough for a few paragraphs; a small model sometimes does not find the end by itself.
+MAX_TOKENS = 256
+
+
+class AskFailed(Exception):
+    """The question was not answered. The text says why."""
+
+
+@attrs.frozen
+class Asker:
+    """Asks ``model`` at ``url``; ``write`` takes text, from a worker thread."""
+
+    url: str
+    model: str
+    write: Callable[[str], object]
+
+    async def ask(self, question: str) -> None:
+        """Stream the answer out, and end it with a line break.
+
+        Raises:
+            AskFailed: the server refused, or the answer is incomplete.
+        """
+        try:
+            async with (
+                httpx.AsyncClient(timeout=None, trust_env=False) as client,
+                client.stream("POST", self.url, json=self._body(question)) as response,
+            ):
+                await self._print(response)
+        except httpx.HTTPError as exc:
+            raise AskFailed(f"the connection broke: {exc!r}") from exc
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._say("\n")
+
+    def _body(self, question: str) -> dict[str, object]:
+        message = {"role": "user", "content": question}
+        return {
+            "model": self.model,
+            "messages": [message],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+        }
+
+    async def _print(self, response: httpx.Response) -> None:
+        if response.status_code != 200:
+            raise AskFailed((await response.aread()).decode(errors="replace"))
+        finish = None
+        async for event in _events(response):
+            if "error" in event:
+                raise AskFailed(event["error"]["message"])
+            choice = event["choices"][0]
+            await self._say(choice["delta"].get("content") or "")
+            finish = choice["finish_reason"] or finish
+        if finish is None:
+            raise AskFailed("the answer broke off")
+        if finish == "length":
+            logger.warning("the answer was ended after %d tokens", MAX_TOKENS)
+
+    async def _say(self, text: str) -> None:
+        if text:
+            await trio.to_thread.run_sync(self.write, text)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    parser = EventParser()
+    async for data in response.aiter_raw():
+        for event in parser.feed(data):
+            if not event.is_done:
+                yield json.loads(event.data)
+
+
+def write_stdout(text: str) -> None:
+    """Write and flush. A reader that has left is no error: it has seen enough."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass

@@ -1,0 +1,213 @@
+"""Frontend, router and worker in one process, from the first listener to the last farewell.
+
+The nest, from the outside in; each is left only when everything inside it has ended::
+
+    services     the HTTP server (its port answers /live to the very end), lifecycle.run()
+      runtime      discovery and request planes
+        catalogue    the models that can be asked: the router's view of the workers
+          engine       closed once, after the last request
+            endpoint     the requests
+
+A stop goes the other way round: the HTTP front drains to its end, the endpoint is
+withdrawn and closed, then the engine is closed, and the port last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from dynamo_trio import __version__
+from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
+from dynamo_trio.discovery import EndpointId, ModelCard
+from dynamo_trio.engines import open_engine
+from dynamo_trio.frontend.catalog import open_catalog
+from dynamo_trio.frontend.server import open_listeners, serve_http
+from dynamo_trio.lifecycle import Lifecycle, Phase
+from dynamo_trio.models import FetchCancelled, default_model
+from dynamo_trio.runtime import DistributedRuntime, open_runtime
+from dynamo_trio.standalone import assembly
+from dynamo_trio.standalone.ask import Asker, AskFailed, write_stdout
+from dynamo_trio.tokenizers import Preprocessor, Tokenizer, load_tokenizer
+from dynamo_trio.wire.llm import PreprocessedRequest
+from dynamo_trio.worker.serve import engine_handler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_trio.config import Config
+    from dynamo_trio.engines import Engine, StepCore
+    from dynamo_trio.frontend.app import Frontend
+
+logger = logging.getLogger("dynamo_trio.standalone")
+
+#: How often the terminal's status line tells what a drain waits for, in seconds.
+TELL_EVERY = 1.0
+
+
+@attrs.define(eq=False)
+class Program:
+    """One run of ``python -m dynamo_trio``. ``run`` is called once."""
+
+    config: Config
+    terminal: Terminal
+    lifecycle: Lifecycle
+    frontend: Frontend
+    began: float = attrs.field(factory=time.monotonic)
+    #: The exit code that the program itself has earned.
+    code: int = 0
+    port: int = 0
+    # Both are set off by a stop that comes before the process is ready; the event is read
+    # by the thread that fetches the model.
+    _hurry: threading.Event = attrs.field(factory=threading.Event)
+    _startup: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    async def run(self) -> int:
+        """Start, serve until a stop is requested, and stop. Returns an exit code.
+
+        Raises:
+            StartupError: as a member of an exception group, when the start fails.
+        """
+        listeners = await open_listeners(self.config.http_host, self.config.http_port)
+        self.port = listeners[0].socket.getsockname()[1]
+        async with trio.open_nursery() as services:
+            services.start_soon(self.lifecycle.run)
+            serve = partial(serve_http, self.frontend, listeners, limits=self.frontend.limits)
+            server = await services.start(self.lifecycle.supervise, serve)
+            self.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
+            services.start_soon(self._attend_stop)
+            logger.info("listening on %s", url_of(self.config.http_host, self.port))
+            await self._start_and_serve()
+            services.cancel_scope.cancel("everything inside has ended")
+        return self.code
+
+    async def _start_and_serve(self) -> None:
+        with self._startup:
+            path = await self._model_path()
+            tokenizer = await trio.to_thread.run_sync(load_tokenizer, path)
+            load = partial(_preprocessor, tokenizer)
+            async with (
+                open_runtime(self.lifecycle) as runtime,
+                open_catalog(runtime.discovery, runtime.planes, load) as catalog,
+            ):
+                self.frontend.catalog = catalog
+                await self._serve(runtime, path, tokenizer)
+        await self.lifecycle.wait_stopped()
+
+    async def _serve(
+        self, runtime: DistributedRuntime, path: Path | None, tokenizer: Tokenizer
+    ) -> None:
+        name = assembly.model_name(self.config, path)
+        build = partial(assembly.build_core, self.config, path, name, tokenizer)
+        core = await trio.to_thread.run_sync(build)
+        async with trio.open_nursery() as nursery:
+            hold = partial(self._hold_engine, core, name)
+            engine: Engine = await nursery.start(self.lifecycle.supervise, hold)
+            card = self._card(runtime, engine, name, path)
+            serving = runtime.endpoint(str(card.endpoint)).serving(
+                engine_handler(engine), request_type=PreprocessedRequest, card=card
+            )
+            async with serving:
+                await self.frontend.catalog.wait_for(name)
+                self._ready(nursery, name)
+                await self.lifecycle.wait_stopped()
+
+    def _card(
+        self, runtime: DistributedRuntime, engine: Engine, name: str, path: Path | None
+    ) -> ModelCard:
+        return ModelCard(
+            name,
+            EndpointId.parse(str(self.config.endpoint_name)),
+            runtime.instance_id,
+            model_path=path,
+            context_length=engine.info.context_tokens,
+            kv_cache_block_size=engine.info.kv_block_tokens,
+        )
+
+    async def _hold_engine(
+        self, core: StepCore, name: str, task_status: trio.TaskStatus[Engine]
+    ) -> None:
+        """Keep the engine open until the last request is over."""
+        close = self.lifecycle.timetable.engine_close
+        with ExitStack() as loading:
+            bar = loading.enter_context(progress(self.terminal, f"loading {name}"))
+            async with open_engine(
+                core,
+                limits=assembly.engine_limits(self.config, close),
+                close_scope=partial(self.lifecycle.cleanup, name="engine_close"),
+                progress=bar.update,
+            ) as engine:
+                loading.close()
+                task_status.started(engine)
+                await self.lifecycle.wait_stopped()
+
+    async def _model_path(self) -> Path | None:
+        if self.config.engine == "sim" or self.config.model_path is not None:
+            return self.config.model_path
+        with progress(self.terminal, "getting the model", counts_bytes=True) as bar:
+            fetch = partial(default_model, self.config.cache_dir, bar.update, cancel=self._hurry)
+            try:
+                return await trio.to_thread.run_sync(fetch)
+            except FetchCancelled:
+                await trio.lowlevel.checkpoint()  # the start is cancelled: it ends here
+                raise
+
+    # --- ready ------------------------------------------------------------------------------
+
+    def _ready(self, nursery: trio.Nursery, name: str) -> None:
+        self.frontend.ready = True
+        if self.config.ask is not None:
+            nursery.start_soon(self._ask, self.config.ask, name)
+        else:
+            self.terminal.write(str(self._banner(name)))
+
+    def _banner(self, name: str) -> Banner:
+        return Banner(
+            version=__version__,
+            host=self.config.http_host,
+            port=self.port,
+            model=name,
+            engine=self.config.engine,
+            timetable=self.lifecycle.timetable.describe(),
+            pid=os.getpid(),
+            seconds=time.monotonic() - self.began,
+        )
+
+    async def _ask(self, question: str, name: str) -> None:
+        url = f"{url_of(self.config.http_host, self.port)}/v1/chat/completions"
+        try:
+            await Asker(url, name, write_stdout).ask(question)
+        except AskFailed as exc:
+            logger.error("no answer: %s", exc)
+            self.code = 0 if self.lifecycle.stopping else 1
+        self.lifecycle.request_stop("the question is answered")
+
+    # --- stopping ---------------------------------------------------------------------------
+
+    async def _attend_stop(self) -> None:
+        """End a start where it stands; tell a person what a drain waits for."""
+        await self.lifecycle.wait_stop_requested()
+        if not self.frontend.ready:
+            self._hurry.set()
+            self._startup.cancel("a stop was requested during the start")
+        while self.lifecycle.phase < Phase.STOPPED:
+            left = self._describe_left()
+            self.terminal.set_status(partial(str, left))
+            await trio.sleep(TELL_EVERY)
+
+    def _describe_left(self) -> str:
+        now = trio.current_time()
+        running = [InFlight(a.label, now - a.admitted_at) for a in self.lifecycle.http.admissions()]
+        return describe_inflight(running, left=self.lifecycle.remaining()).partition("\n")[0]
+
+
+def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
+    return Preprocessor(tokenizer, context_length=card.context_length, model=card.name)
