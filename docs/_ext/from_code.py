@@ -88,6 +88,15 @@ class FromCode(SphinxDirective):
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
+def flatten_headings(app: Sphinx, what: str, name: str, obj: object, options: object,
+                     lines: list[str]) -> None:  # fmt: skip
+    """Headings in docstrings become rubrics: several modules may have the same one."""
+    for at in range(len(lines) - 1, 0, -1):
+        if lines[at] and set(lines[at]) == {"-"} and len(lines[at]) == len(lines[at - 1]):
+            lines[at - 1 : at + 1] = [f".. rubric:: {lines[at - 1]}", ""]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("from-code", FromCode)
+    app.connect("autodoc-process-docstring", flatten_headings)
     return {"parallel_read_safe": True}

@@ -138,6 +138,29 @@ def test_only_config_reads_the_environment() -> None:
         assert not names & {"environ", "environb", "getenv", "getenvb"}, path
 
 
+#: Where a shield may stand, each bounded in its own way. Everybody else uses lifecycle.cleanup,
+#: which no shield outlives.
+SHIELDS = {
+    "context.py": "Context.cleanup, the same verb for handlers",
+    "endpoint.py": "the driver of a handler's generator",
+    "engines/engine.py": "an engine step, and what ends it",
+    "engines/hosts.py": "an engine step, and what ends it",
+    "frontend/respond.py": "an ASGI send within its write deadline",
+    "frontend/sinks.py": "the farewell of a response within its deadline",
+    "lifecycle/deadlines.py": "lifecycle.cleanup itself",
+}
+
+
+def test_shields_stand_only_where_they_are_bounded() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "shield"
+    }
+    assert found <= SHIELDS.keys()
+
+
 def heavy_modules_after(code: str) -> list[str]:
     """Which of HEAVY a fresh interpreter has loaded after ``code``."""
     script = f"import sys; {code}; print(*[m for m in {HEAVY!r} if m in sys.modules])"
