@@ -49,7 +49,7 @@ class Asker:
         except httpx.HTTPError as exc:
             raise AskFailed(f"the connection broke: {exc!r}") from exc
         finally:
-            with trio.CancelScope(shield=True):
+            with trio.move_on_after(1, shield=True):
                 await self._say("\n")
 
     def _body(self, question: str) -> dict[str, object]:
@@ -79,7 +79,8 @@ class Asker:
 
     async def _say(self, text: str) -> None:
         if text:
-            await trio.to_thread.run_sync(self.write, text)
+            # Abandoned when cancelled: a terminal under Ctrl-S must not hold the stop.
+            await trio.to_thread.run_sync(self.write, text, abandon_on_cancel=True)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

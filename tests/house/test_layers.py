@@ -148,6 +148,7 @@ SHIELDS = {
     "frontend/respond.py": "an ASGI send within its write deadline",
     "frontend/sinks.py": "the farewell of a response within its deadline",
     "lifecycle/deadlines.py": "lifecycle.cleanup itself",
+    "standalone/ask.py": "the end of the printed line, one second",
 }
 
 
