@@ -282,8 +282,9 @@ class Lifecycle:
                 with self._record.track.within(Phase.GRACE) as scope:
                     self._patience = scope
                     await self._withdrawal.wait()
-                    scope.deadline = self._deadlines.capped(self.timetable.grace)
-                    await self._wait_out_grace()
+                    if self.timetable.grace > 0:
+                        scope.deadline = self._deadlines.capped(self.timetable.grace)
+                        await self._wait_out_grace()
             with self._record.track.within(Phase.DRAINING) as scope:
                 if self._has_front:
                     await self._drain_front()

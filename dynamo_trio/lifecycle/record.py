@@ -9,7 +9,7 @@ import trio
 
 from dynamo_trio.lifecycle.admission import Admission, Gate, Outcome
 from dynamo_trio.lifecycle.journal import Journal
-from dynamo_trio.lifecycle.report import ShutdownReport, summary
+from dynamo_trio.lifecycle.report import NO_CAUSE, ShutdownReport, summary
 from dynamo_trio.lifecycle.track import PhaseTrack
 
 
@@ -65,7 +65,7 @@ class Record:
         front, ended = self.gates[0], self._ended()
         phases = self.track.journal
         return ShutdownReport(
-            cause=self.cause or "none",
+            cause=self.cause or NO_CAUSE,
             phase=self.track.phase.label,
             exit_code=self.exit_code(),
             seconds=max(phases.latest, self.steps.latest),
@@ -80,7 +80,8 @@ class Record:
         )
 
     def _elapsed(self) -> float:
-        return trio.current_time() - self.began
+        """Seconds since the signal; 0 in a process that ends without having been told to."""
+        return 0.0 if self.cause is None else trio.current_time() - self.began
 
     def _ended(self) -> dict[str, Counter[Outcome]]:
         """What has become of those who left since the stop began, by gate."""

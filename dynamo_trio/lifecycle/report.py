@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 #: A report names so many of those who were left; the rest is a number. It keeps the line
 #: below what a pipe takes in one piece (4096 bytes).
-MOST_NAMES = 12
+MOST_NAMES = 8
 LONGEST_NAME = 120
+#: The cause of a stop that nobody has begun.
+NO_CAUSE = "none"
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +68,9 @@ class ShutdownReport:
 
 
 def summary(exc: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line; of a group, what it holds."""
+    if isinstance(exc, BaseExceptionGroup):
+        return "; ".join(summary(inner) for inner in exc.exceptions)
     text = str(exc).strip().splitlines()
     return f"{type(exc).__name__}: {text[0]}" if text else type(exc).__name__
 

@@ -49,11 +49,12 @@ class PhaseTrack:
         for skipped in passed:
             self.journal.skip(skipped.label)
         self.phase = phase
+        if phase is not Phase.STOPPED:  # which has no end to record
+            self.journal.begin(phase.label)
+        self.journal.changed()
         for reached in (*passed, phase):
             self._reached[reached].set()
         logger.info("phase %s", phase.label, extra={"phase": phase.label})
-        if phase is not Phase.STOPPED:
-            self.journal.begin(phase.label)
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[trio.CancelScope]:
