@@ -10,17 +10,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dynamo_trio.client import Client as Client
     from dynamo_trio.config import Config as Config
+    from dynamo_trio.context import Context as Context
+    from dynamo_trio.lifecycle import Hooks as Hooks
+    from dynamo_trio.lifecycle import Lifecycle as Lifecycle
+    from dynamo_trio.lifecycle import Phase as Phase
+    from dynamo_trio.lifecycle import Timetable as Timetable
+    from dynamo_trio.plane import RequestHead as RequestHead
+    from dynamo_trio.runtime import DistributedRuntime as DistributedRuntime
+    from dynamo_trio.runtime import Endpoint as Endpoint
+    from dynamo_trio.runtime import open_runtime as open_runtime
 
 __version__ = "0.1.0.dev0"
 
 #: Public name -> the module that defines it. A test holds it equal to the imports above
 #: and to ``__all__``.
 _HOMES = {
+    "Client": "dynamo_trio.client",
     "Config": "dynamo_trio.config",
+    "Context": "dynamo_trio.context",
+    "DistributedRuntime": "dynamo_trio.runtime",
+    "Endpoint": "dynamo_trio.runtime",
+    "Hooks": "dynamo_trio.lifecycle",
+    "Lifecycle": "dynamo_trio.lifecycle",
+    "Phase": "dynamo_trio.lifecycle",
+    "RequestHead": "dynamo_trio.plane",
+    "Timetable": "dynamo_trio.lifecycle",
+    "open_runtime": "dynamo_trio.runtime",
 }
 
-__all__ = ["Config", "__version__"]
+__all__ = [
+    "Client",
+    "Config",
+    "Context",
+    "DistributedRuntime",
+    "Endpoint",
+    "Hooks",
+    "Lifecycle",
+    "Phase",
+    "RequestHead",
+    "Timetable",
+    "__version__",
+    "open_runtime",
+]
 
 if not TYPE_CHECKING:  # a type checker must see the imports above, not this
 

@@ -24,12 +24,12 @@ from dynamo_trio.discovery import (
     Record,
 )
 from dynamo_trio.endpoint import EndpointService, Handler
+from dynamo_trio.lifecycle import Lifecycle, Timetable
 from dynamo_trio.plane import MemoryPlane, RequestPlane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from dynamo_trio.lifecycle import Lifecycle
 
 logger = logging.getLogger("dynamo_trio.runtime")
 
@@ -168,17 +168,27 @@ async def _serve_on_all(
 
 @asynccontextmanager
 async def open_runtime(
-    lifecycle: Lifecycle,
+    lifecycle: Lifecycle | None = None,
     *,
     discovery: Discovery | None = None,
     planes: Iterable[RequestPlane] = (),
 ) -> AsyncIterator[DistributedRuntime]:
-    """The runtime of one process; by default everything in memory (``mem``)."""
-    chosen = list(planes) or [MemoryPlane()]
+    """The runtime of one process; by default everything in memory (``mem``).
+
+    Without a ``lifecycle`` it has one of its own, which is stopped gracefully when the
+    block is left. A program that gives one runs it, and stops it, itself.
+    """
+    chosen = {plane.name: plane for plane in planes} or {MemoryPlane.name: MemoryPlane()}
     async with trio.open_nursery() as nursery:
-        runtime = DistributedRuntime(
-            lifecycle, discovery or MemoryDiscovery(), {p.name: p for p in chosen}, nursery
-        )
+        if lifecycle is None:
+            own = lifecycle = Lifecycle(Timetable())
+            nursery.start_soon(own.run)
+        else:
+            own = None
+        runtime = DistributedRuntime(lifecycle, discovery or MemoryDiscovery(), chosen, nursery)
         lifecycle.on_unregister(runtime.unregister_all)
         yield runtime
+        if own is not None:
+            own.request_stop("the runtime is left")
+            await own.wait_stopped()
         nursery.cancel_scope.cancel("the runtime is closed")

@@ -10,13 +10,13 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import attrs
 
+from dynamo_trio.console.logs import request_id
 from dynamo_trio.errors import (
     Cancelled,
     Draining,
@@ -80,10 +80,6 @@ class Frontend:
     overload_status: int = 529  # DYN_HTTP_OVERLOAD_STATUS_CODE
     #: Set by the program once it wants traffic.
     ready: bool = False
-    #: The current request's id for log records; inherited by the tasks of the request.
-    request_id: ContextVar[str | None] = attrs.field(
-        factory=lambda: ContextVar("request_id", default=None)
-    )
 
     @property
     def draining(self) -> bool:
@@ -123,7 +119,7 @@ class Frontend:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, _request_id(scope))
-        self.request_id.set(exchange.request_id)
+        request_id.set(exchange.request_id)  # for every log line of this request's tasks
         try:
             await self._route(scope)(self, exchange)
         except Cancelled:
