@@ -91,7 +91,11 @@ class Tokenizer(Protocol):
         ...
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that ``text`` has at least. Cheap: to refuse before encoding."""
+        """A number of tokens that ``text`` has at least. Cheap: to refuse before encoding.
+
+        Assumes that the vocabulary can write every byte; one that lacks a few control
+        characters gives fewer tokens for a text made of them.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

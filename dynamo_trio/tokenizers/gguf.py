@@ -33,6 +33,7 @@ from dynamo_trio.tokenizers.abc import (
     byte_level_piece,
     sentencepiece_piece,
 )
+from dynamo_trio.tokenizers.gguf_file import check_gguf_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -135,8 +136,8 @@ def _load(path: Path) -> Any:
     params = llama_cpp.LlamaModelParams()
     params.no_alloc, params.use_mmap, params.n_gpu_layers = True, False, 0
     try:
-        with path.open("rb"):  # the wheel's own errors do not tell "missing" from "denied"
-            pass
+        # llama.cpp aborts on some broken files, and the wheel does not tell missing from denied
+        check_gguf_file(path)
         return llama_cpp.LlamaModel(str(path), params)
     except OSError as exc:
         raise FileUnusable(f"{path}: {exc.strerror or exc}") from exc

@@ -121,8 +121,13 @@ def test_a_folder_made_of_it_gives_the_same_ids(
     assert gguf.encode(text, add_special=False) == hf.encode(text, add_special=False)
 
 
+# A few control characters are no token of this vocabulary: llama.cpp leaves them out after
+# it has merged their neighbours, the tokenizers package before.
+WRITABLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\4\6\23\24\26\35"))
+
+
 @llama
-@given(text=st.text(st.characters(exclude_categories=["Cs", "Cn", "Co"])))
+@given(text=WRITABLE)
 def test_any_text_gives_the_same_ids(gguf: GgufTokenizer, hf: HfTokenizer, text: str) -> None:
     ids = gguf.encode(text, add_special=False)
     assert gguf.decode(ids) == hf.decode(ids)
