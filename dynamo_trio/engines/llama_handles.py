@@ -9,6 +9,8 @@ from attrs import define, field, frozen
 
 from dynamo_trio import errors
 from dynamo_trio.engines.cyllama import import_llama
+from dynamo_trio.tokenizers.gguf_file import check_gguf_file
+from dynamo_trio.wire.gguf import BrokenGguf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +86,7 @@ class LlamaHandles:
             FileUnusable: the file is missing or cannot be read.
             LoadError: llama.cpp cannot load it, was interrupted, or is not installed.
         """
-        _check_readable(self.settings.model_path)
+        _check_file(self.settings.model_path)
         self._api = import_llama()
         self._model = self._load_model(self._api, progress)
         self._context = self._make_context(self._api, self._model)
@@ -100,8 +102,8 @@ class LlamaHandles:
             if self._flag.is_set():
                 raise errors.LoadError(f"loading {path} was interrupted") from exc
             raise errors.LoadError(
-                f"{path} is not a model that llama.cpp can load: "
-                "corrupt, cut short, or of an unknown kind"
+                f"{path} is a GGUF file, but not a model that llama.cpp can load: "
+                "damaged, cut short, or of an unknown kind"
             ) from exc
 
     def _reporter(self, progress: Callable[[float], None]) -> Callable[[float], bool]:
@@ -156,11 +158,13 @@ class LlamaHandles:
                 handle.close()
 
 
-def _check_readable(path: Path) -> None:
+def _check_file(path: Path) -> None:
+    """llama.cpp aborts on some broken files, and the wheel does not tell missing from denied."""
     try:
-        with path.open("rb"):
-            pass
+        check_gguf_file(path)
     except FileNotFoundError as exc:
         raise errors.FileUnusable(f"there is no model file {path}") from exc
     except OSError as exc:
         raise errors.FileUnusable(f"the model file {path} cannot be read: {exc.strerror}") from exc
+    except BrokenGguf as exc:
+        raise errors.LoadError(f"{path} is no GGUF model, or a damaged one: {exc}") from exc

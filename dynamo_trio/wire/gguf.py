@@ -1,0 +1,162 @@
+"""Is this a whole GGUF file? A structural check, for libraries that abort on a broken one.
+
+llama.cpp answers most broken files with an error, but some, such as one with a hole of
+zeros in its header, with ``abort()``, which no caller survives. So the header is walked
+here first: every length must stay within the file, every key have a name and a known type,
+and every tensor lie within the data. What the values mean is not looked at.
+
+Layout (GGUF versions 2 and 3, little endian): magic, version, number of tensors, number of
+key-value pairs; the pairs; for each tensor its name, dimensions, type and offset; padding
+to the alignment; the data.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from attrs import define
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+#: Value types: bytes of one value. 8 is a string, 9 an array.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_MAX_NAME = 64
+_MAX_DIMENSIONS = 4
+
+
+class BrokenGguf(ValueError):
+    """The file is no GGUF file, or not a whole one. The message says what is wrong where."""
+
+
+@define
+class _Walker:
+    """Reads a buffer from its beginning; every read is checked against its end."""
+
+    data: memoryview
+    at: int = 0
+
+    def fail(self, what: str) -> BrokenGguf:
+        return BrokenGguf(f"{what} at byte {self.at} of {len(self.data)}")
+
+    def skip(self, size: int) -> None:
+        if size > len(self.data) - self.at:
+            raise self.fail(f"{size} bytes are missing")
+        self.at += size
+
+    def u32(self) -> int:
+        return self._number("<I", 4)
+
+    def u64(self) -> int:
+        return self._number("<Q", 8)
+
+    def _number(self, form: str, size: int) -> int:
+        begin = self.at
+        self.skip(size)
+        value: int = struct.unpack_from(form, self.data, begin)[0]
+        return value
+
+    def string(self) -> bytes:
+        size = self.u64()
+        begin = self.at
+        self.skip(size)
+        return bytes(self.data[begin : self.at])
+
+    def strings(self, count: int) -> None:
+        """Skip many strings; the token table of a model has 100 000 of them."""
+        data, at, end = self.data, self.at, len(self.data)
+        length = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at + 8 > end:
+                raise self.fail("a list of strings is cut short")
+            at += 8 + length(data, at)[0]
+        if at > end:
+            raise self.fail("a list of strings is cut short")
+        self.at = at
+
+
+def check_gguf(content: bytes | memoryview) -> None:
+    """Walk the header of a whole file, which may be a view of mapped memory.
+
+    Raises:
+        BrokenGguf: it is not a whole GGUF file.
+    """
+    with memoryview(content) as data:
+        _check(_Walker(data))
+
+
+def _check(walker: _Walker) -> None:
+    tensors, pairs = _check_head(walker)
+    alignment = 32
+    for _ in range(pairs):
+        alignment = _check_pair(walker) or alignment
+    offsets = [_check_tensor(walker) for _ in range(tensors)]
+    data_begin = -(-walker.at // alignment) * alignment
+    if offsets and data_begin + max(offsets) >= len(walker.data):
+        raise walker.fail("the data of the tensors is missing")
+
+
+def _check_head(walker: _Walker) -> tuple[int, int]:
+    if bytes(walker.data[:4]) != MAGIC:
+        raise walker.fail("no GGUF file: the magic number is missing")
+    walker.skip(4)
+    if (version := walker.u32()) not in _VERSIONS:
+        raise walker.fail(f"GGUF version {version} is not known")
+    tensors, pairs = walker.u64(), walker.u64()
+    if (tensors + pairs) * 8 > len(walker.data):
+        raise walker.fail("more entries than bytes")
+    return tensors, pairs
+
+
+def _check_pair(walker: _Walker) -> int | None:
+    """Check one key and its value. Returns the alignment if it is told here."""
+    key = walker.string()
+    if not key:
+        raise walker.fail("a key without a name")
+    kind = walker.u32()
+    if key == b"general.alignment":
+        return _check_alignment(walker, kind)
+    _check_value(walker, kind)
+    return None
+
+
+def _check_alignment(walker: _Walker, kind: int) -> int:
+    value = walker.u32()
+    if kind != _UINT32 or value == 0 or value & (value - 1):
+        raise walker.fail("the alignment is not a power of 2")
+    return value
+
+
+def _check_value(walker: _Walker, kind: int) -> None:
+    if kind == _STRING:
+        walker.skip(walker.u64())
+    elif kind == _ARRAY:
+        _check_array(walker)
+    else:
+        walker.skip(_size(walker, kind))
+
+
+def _check_array(walker: _Walker) -> None:
+    kind, count = walker.u32(), walker.u64()
+    if kind == _STRING:
+        walker.strings(count)
+    else:
+        walker.skip(_size(walker, kind) * count)
+
+
+def _size(walker: _Walker, kind: int) -> int:
+    if kind not in _SIZES:
+        raise walker.fail(f"a value of unknown type {kind}")
+    return _SIZES[kind]
+
+
+def _check_tensor(walker: _Walker) -> int:
+    """Check one tensor's entry. Returns where its data begins, within the data."""
+    name = walker.string()
+    if not 0 < len(name) < _MAX_NAME:
+        raise walker.fail("a tensor without a usable name")
+    dimensions = walker.u32()
+    if dimensions > _MAX_DIMENSIONS:
+        raise walker.fail(f"a tensor of {dimensions} dimensions")
+    walker.skip(8 * dimensions + 4)
+    return walker.u64()
