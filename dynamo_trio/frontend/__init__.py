@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI-compatible routes on a server whose drain is ours."""

@@ -157,7 +157,8 @@ class Program:
             try:
                 return await trio.to_thread.run_sync(fetch)
             except FetchCancelled:
-                await trio.lowlevel.checkpoint()  # the start is cancelled: it ends here
+                # The start is cancelled: it ends here.
+                await trio.lowlevel.checkpoint()  # noqa: ASYNC120 - meant to raise Cancelled instead
                 raise
 
     # --- ready ------------------------------------------------------------------------------

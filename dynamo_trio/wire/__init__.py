@@ -1,0 +1,1 @@
+"""Bytes and values of every protocol: no I/O, no clock, no Trio."""

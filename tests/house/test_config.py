@@ -53,6 +53,15 @@ def test_names_are_unique() -> None:
     assert len(set(envs)) == len(envs)
 
 
+def test_structured_values_survive_the_way_through_text() -> None:
+    config = load("--endpoint", "a.b.c", "--log", "info,h2=debug")
+    assert OPTIONS["endpoint"].show(config.endpoint) == "dyn://a.b.c"
+    assert OPTIONS["log"].show(config.log) == "info,h2=debug"
+    for name in ("endpoint", "log"):
+        value = getattr(config, name)
+        assert OPTIONS[name].rule.parse(OPTIONS[name].rule.show(value)) == value
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_default_obeys_its_own_rule_and_survives_the_way_through_text(name: str) -> None:
     option = OPTIONS[name]
@@ -194,6 +203,8 @@ def test_a_flag_without_its_value_is_a_config_error() -> None:
 
 
 def test_a_value_from_code_obeys_the_same_rule() -> None:
+    with pytest.raises(ValueError, match="drain_policy='x': must be one of"):
+        Config(drain_policy="x")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ValueError, match=r"grace=nan: must be a number of seconds from 0"):
         Config(grace=math.nan)
     with pytest.raises(ValueError, match="http_port=None: must be"):
@@ -217,6 +228,10 @@ def test_yes_and_no_have_many_spellings(word: str, value: bool) -> None:
     assert load("--logging-jsonl", word).log_jsonl is value
 
 
+def test_the_body_limit_is_in_mebibytes() -> None:
+    assert load(DYN_HTTP_BODY_LIMIT_MB="2").body_limit == 2 * 1024 * 1024
+
+
 def test_a_switch_alone_means_yes() -> None:
     assert load("--logging-jsonl").log_jsonl is True
 
@@ -233,6 +248,15 @@ def test_an_endpoint_has_three_parts() -> None:
     assert load(DYN_ENDPOINT="x.y.z").endpoint_name == EndpointName("x", "y", "z")
     for bad in ("", "x.y", "dyn://x.y.z.w", "x..z", "a/b.c.d"):
         assert "NAMESPACE.COMPONENT.ENDPOINT" in problem_of(DYN_ENDPOINT=bad)
+
+
+def test_a_namespace_is_one_part_of_a_name() -> None:
+    for bad in ("", "a.b", "a b", "ä"):
+        assert "letters, digits, '-' and '_'" in problem_of(DYN_NAMESPACE=bad)
+
+
+def test_a_path_where_one_must_stand_is_not_empty() -> None:
+    assert problem_of(DYN_TRIO_CACHE_DIR="") == "DYN_TRIO_CACHE_DIR='': must be a path"
 
 
 def test_the_log_filter_takes_single_loggers() -> None:
@@ -330,6 +354,8 @@ def test_help_tells_default_unit_and_variable_of_every_setting(
 
 def test_print_config_tells_each_value_and_its_source() -> None:
     config = load("--print-config", "--http-port", "1", DYN_LOG="debug")
+    only_logging = effective(config, groups=[Group.LOG])
+    assert only_logging.startswith("# Logging\nDYN_LOG ")
     rows = [line.split() for line in effective(config).splitlines() if line[:1] not in ("", "#")]
     assert config.print_config
     assert len(rows) == len(OPTIONS)

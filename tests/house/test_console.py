@@ -116,6 +116,12 @@ def test_a_json_line_carries_request_extras_and_exception(
     assert entry["time"].endswith("Z")
 
 
+def test_a_json_line_has_only_what_there_is(log_to: LogTo) -> None:
+    written = log_to(jsonl=True)
+    logger.info("plain")
+    assert set(json.loads(written())) == {"time", "level", "target", "message"}
+
+
 def test_text_carries_request_extras_and_exception(
     log_to: LogTo,
 ) -> None:
@@ -210,6 +216,43 @@ def test_a_reader_that_has_stopped_costs_lines_but_blocks_nobody() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 100 - dropped + 1
     assert lines[-1] == f"({dropped} lines dropped: nobody read them)"
+
+
+def test_a_status_needs_a_terminal() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    terminal.set_status(lambda: "never seen")
+    assert terminal.flush(60)
+    assert stream.getvalue() == ""
+
+
+def test_the_status_moves_by_itself() -> None:
+    tty = FakeTty()
+    terminal = Terminal(tty)
+    drawn_twice = threading.Event()
+    calls: list[int] = []
+
+    def render() -> str:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            drawn_twice.set()
+        return f"status {len(calls)}"
+
+    terminal.set_status(render)
+    assert drawn_twice.wait(60)
+    terminal.set_status(None)
+    terminal.close(60)
+    assert "status 2\r\x1b[2Kstatus 3" in tty.getvalue()
+
+
+def test_what_is_written_after_the_end_is_lost() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    terminal.write("first")
+    terminal.close(60)
+    terminal.write("second")
+    assert not terminal.flush(0.01)
+    assert stream.getvalue() == "first\n"
 
 
 def test_a_closed_stream_harms_nobody() -> None:
