@@ -117,7 +117,7 @@ class TerminalHandler(logging.Handler):
         self.terminal.flush(FLUSH_LIMIT)
 
     def close(self) -> None:
-        self.terminal.close(FLUSH_LIMIT)
+        self.terminal.close(0)  # whoever wants to wait has flushed
         super().close()
 
 
@@ -145,6 +145,7 @@ def configure_logging(
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, TerminalHandler)]:
         root.removeHandler(old)
+        old.flush()
         old.close()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)

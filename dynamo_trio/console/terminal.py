@@ -7,6 +7,10 @@ shutdown that logs must not hang on that, nor may the event loop. So lines go in
 queue, and a daemon thread of this class alone writes them. When the queue is full, lines are
 dropped and counted; :meth:`Terminal.flush` waits for the thread, but only so long.
 
+The thread writes to the file descriptor and leaves Python's stream object alone: a thread that
+waits inside one holds its lock, and whoever flushes the stream then waits too, the interpreter at
+its exit among them.
+
 The same thread owns the *status line*, the last line of a terminal that shows progress: it wipes
 it before it writes a line of the log and draws it again afterwards, so the two never garble each
 other. The status line is drawn only on terminals.
@@ -14,6 +18,7 @@ other. The status line is drawn only on terminals.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import threading
@@ -44,6 +49,7 @@ class Terminal:
     _queue: queue.SimpleQueue[str | threading.Event | None] = field(
         factory=queue.SimpleQueue, init=False, repr=False
     )
+    _fd: int | None = field(init=False, repr=False)
     _status: Callable[[], str] | None = field(default=None, init=False, repr=False)
     # Invariant: only the writer thread reads or changes these two.
     _status_is_drawn: bool = field(default=False, init=False, repr=False)
@@ -52,6 +58,13 @@ class Terminal:
     @is_terminal.default
     def _is_terminal_default(self) -> bool:
         return self.stream.isatty()
+
+    @_fd.default
+    def _fd_default(self) -> int | None:
+        try:
+            return self.stream.fileno()
+        except (OSError, ValueError):  # an io.StringIO has none
+            return None
 
     def __attrs_post_init__(self) -> None:
         threading.Thread(target=self._work, name="dynamo_trio.terminal", daemon=True).start()
@@ -117,5 +130,13 @@ class Terminal:
             line += status()[: columns - 1]
             self._status_is_drawn = True
         if line:
-            self.stream.write(line)
+            self._put(line)
+
+    def _put(self, text: str) -> None:
+        if self._fd is None:
+            self.stream.write(text)
             self.stream.flush()
+            return
+        data = text.encode(self.stream.encoding or "utf-8", "backslashreplace")
+        while data:
+            data = data[os.write(self._fd, data) :]

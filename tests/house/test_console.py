@@ -30,6 +30,7 @@ from dynamo_trio.console.progress import Bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     #: Configures logging; what it returns gives all that was written.
     LogTo = Callable[..., Callable[[], str]]
@@ -216,6 +217,47 @@ def test_a_reader_that_has_stopped_costs_lines_but_blocks_nobody() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 100 - dropped + 1
     assert lines[-1] == f"({dropped} lines dropped: nobody read them)"
+
+
+STUCK = """
+import logging, os, sys
+from dynamo_trio.console import configure_logging
+configure_logging()
+for number in range(5000):
+    logging.getLogger("dynamo_trio").info("line %d of many, and nobody reads them", number)
+print("logged", flush=True)
+logging.shutdown()
+sys.stderr.flush()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["os._exit(7)", "sys.exit(7)"])
+def test_a_process_whose_log_nobody_reads_can_still_leave(end: str) -> None:
+    read, write = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", STUCK.format(end=end)],
+            stdout=subprocess.PIPE,
+            stderr=write,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (7, b"logged\n")
+        assert b"line 0 of many" in os.read(read, 65536)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_the_descriptor_gets_every_character_or_its_escape(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="ascii") as stream:
+        terminal = Terminal(stream)
+        terminal.write("snow ☃")
+        assert terminal.flush(60)
+        terminal.close(60)
+    assert path.read_text() == "snow \\u2603\n"
 
 
 def test_a_status_needs_a_terminal() -> None:
