@@ -89,8 +89,9 @@ class Bar:
         """The line on a terminal, at this moment."""
         seconds = self.seconds
         spin = _SPINNER[int(seconds * 10) % len(_SPINNER)]
-        bar = "" if self.share is None else f" {self._bar(self.share)}"
-        return f"{spin} {self.title}{bar} {self.amount()} {seconds:.0f} s"
+        bar = "" if self.share is None else self._bar(self.share)
+        parts = (spin, self.title, bar, self.amount(), f"{seconds:.0f} s")
+        return " ".join(part for part in parts if part)
 
     @staticmethod
     def _bar(share: float) -> str:

@@ -145,4 +145,4 @@ def _startup_errors(exc: BaseException) -> list[StartupError]:
 def _flush(stream: object) -> None:
     # None, closed, or its reader is gone: then nobody misses what is left in it.
     with suppress(AttributeError, OSError, ValueError):
-        stream.flush()  # type: ignore[attr-defined]
+        stream.flush()  # type: ignore[attr-defined]  # any stream has it

@@ -90,7 +90,7 @@ async def test_a_step_that_raises_tells_every_stream_then_leaves_the_nursery(
     with sim(virtual=True) as core:
         with pytest.RaisesGroup(pytest.RaisesGroup(EngineDead)):
             async with outliving(core, *readers) as engine:
-                core.core.arm(fault, after=2)  # type: ignore[attr-defined]
+                core.core.arm(fault, after=2)  # type: ignore[attr-defined]  # sim
                 await trio.sleep_forever()
         assert core.closes == 1
     assert engine.state is State.DEAD

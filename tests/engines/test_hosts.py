@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 async def run(host: Host, fn: object, limit: float = 10, interrupt: object = None) -> Done[object]:
     return await host.run(
-        fn,  # type: ignore[arg-type]
+        fn,  # type: ignore[arg-type]  # any callable
         limit=limit,
         patience=0.2,
         cancel_patience=10,
-        interrupt=interrupt or (lambda: None),  # type: ignore[arg-type]
+        interrupt=interrupt or (lambda: None),  # type: ignore[arg-type]  # any callable
         owed_seconds=lambda: 0.0,
     )
 

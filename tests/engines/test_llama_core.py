@@ -55,7 +55,7 @@ def chat(tokenizer: GgufTokenizer, question: str, **options: object) -> Request:
     request = Request(
         request_id=question, token_ids=tokenizer.encode(text, add_special=False), max_tokens=24
     )
-    return attrs.evolve(request, **options)  # type: ignore[arg-type]
+    return attrs.evolve(request, **options)  # type: ignore[arg-type]  # passed on
 
 
 async def answer(engine: Engine, request: Request) -> tuple[list[int], str | None]:
@@ -178,7 +178,8 @@ async def test_an_interrupted_step_drops_its_requests_and_the_core_goes_on(
 async def test_leaving_the_engine_does_not_wait_for_a_long_prompt(
     core: WatchedCore, tokenizer: GgufTokenizer
 ) -> None:
-    inner = LlamaCore(attrs.evolve(core.core.settings, batch_tokens=512))  # type: ignore[attr-defined]
+    settings = core.core.settings  # type: ignore[attr-defined]  # a LlamaCore's
+    inner = LlamaCore(attrs.evolve(settings, batch_tokens=512))
     core = WatchedCore(inner)
     long = tokenizer.encode(" word" * 480, add_special=False)
     async with open_engine(core) as engine:

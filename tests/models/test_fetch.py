@@ -291,7 +291,7 @@ def test_two_at_once_download_once(
 
     def counted(requirement: str, folder: Path, **options: object) -> Path:
         downloads.append(requirement)
-        return real(requirement, folder, **options)  # type: ignore[arg-type]
+        return real(requirement, folder, **options)  # type: ignore[arg-type]  # passed on
 
     monkeypatch.setattr(pip, "download", counted)
     paths: list[Path] = []

@@ -9,18 +9,18 @@ from dynamo_trio.process import signals
 signals.install()
 
 import ctypes  # noqa: E402 - the handler comes before everything that takes time
-import logging  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+import logging  # noqa: E402 - see above
+import os  # noqa: E402 - see above
+import sys  # noqa: E402 - see above
+import threading  # noqa: E402 - see above
+import time  # noqa: E402 - see above
+from pathlib import Path  # noqa: E402 - see above
 
-import trio.testing  # noqa: E402
+import trio.testing  # noqa: E402 - see above
 
-from dynamo_trio.errors import ConfigError, PortInUse  # noqa: E402
-from dynamo_trio.lifecycle import Gate, Lifecycle, Outcome, Timetable  # noqa: E402
-from dynamo_trio.process import ProcessContext, run_process  # noqa: E402
+from dynamo_trio.errors import ConfigError, PortInUse  # noqa: E402 - see above
+from dynamo_trio.lifecycle import Gate, Lifecycle, Outcome, Timetable  # noqa: E402 - see above
+from dynamo_trio.process import ProcessContext, run_process  # noqa: E402 - see above
 
 #: No grace, patience without end, and a watchdog that cannot interfere.
 CALM = Timetable(grace=0, drain=900)
@@ -59,7 +59,7 @@ async def serve(context: ProcessContext, lifecycle: Lifecycle, *tasks: object) -
         async with trio.open_nursery() as work:
             lifecycle.on_abort(work.cancel_scope.cancel)
             for task in tasks:
-                work.start_soon(task, lifecycle.work)  # type: ignore[arg-type]
+                work.start_soon(task, lifecycle.work)  # type: ignore[arg-type]  # one of several
             await trio.testing.wait_all_tasks_blocked()
             print("ready", flush=True)
             await lifecycle.wait_stopped()
