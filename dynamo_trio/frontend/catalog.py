@@ -1,16 +1,15 @@
 """Which models can be asked, kept fresh from discovery.
 
-A model card brings a model into the catalogue: its tokeniser is loaded in a
-thread, a client of its endpoint is opened, and then it is offered. A model whose
-last card went stays *known*, so that the answer is "no worker at the moment"
-(503) and not "no such model" (404).
+A model card brings a model into the catalogue: its tokeniser is loaded, a client of its
+endpoint is opened, and then it is offered. A model whose last card went stays *known*,
+so that the answer is "no worker at the moment" (503) and not "no such model" (404).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dynamo_trio.frontend")
 
-#: Builds what turns text into tokens and back; blocking, so it runs in a thread.
-Loader = Callable[[ModelCard], Preprocessor]
+#: Builds what turns a model's text into tokens and back. May wait, as for a thread.
+Loader = Callable[[ModelCard], Awaitable[Preprocessor]]
 
 
 @attrs.define(eq=False)
@@ -132,7 +131,7 @@ class _Follower:
     async def add(self, card: ModelCard) -> None:
         """Load a model and hold its client open until its last card is gone."""
         try:
-            preprocessor = await trio.to_thread.run_sync(self.load, card)
+            preprocessor = await self.load(card)
         except StartupError as exc:
             logger.error("model %s cannot be offered: %s", card.name, exc)
             return

@@ -18,7 +18,6 @@ import logging
 import os
 import threading
 import time
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ import trio
 from dynamo_trio import __version__
 from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
 from dynamo_trio.discovery import EndpointId, ModelCard
-from dynamo_trio.engines import open_engine
 from dynamo_trio.frontend.catalog import open_catalog
 from dynamo_trio.frontend.server import open_listeners, serve_http
 from dynamo_trio.lifecycle import Lifecycle, Phase
@@ -38,6 +36,7 @@ from dynamo_trio.standalone import assembly
 from dynamo_trio.standalone.ask import Asker, AskFailed, write_stdout
 from dynamo_trio.tokenizers import Preprocessor, Tokenizer, load_tokenizer
 from dynamo_trio.wire.llm import PreprocessedRequest
+from dynamo_trio.worker.hold import hold_engine
 from dynamo_trio.worker.serve import engine_handler
 
 if TYPE_CHECKING:
@@ -109,8 +108,7 @@ class Program:
         build = partial(assembly.build_core, self.config, path, name, tokenizer)
         core = await trio.to_thread.run_sync(build)
         async with trio.open_nursery() as nursery:
-            hold = partial(self._hold_engine, core, name)
-            engine: Engine = await nursery.start(self.lifecycle.supervise, hold)
+            engine = await self._load(nursery, core, name)
             card = self._card(runtime, engine, name, path)
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card
@@ -119,6 +117,14 @@ class Program:
                 await self.frontend.catalog.wait_for(name)
                 self._ready(nursery, name)
                 await self.lifecycle.wait_stopped()
+
+    async def _load(self, nursery: trio.Nursery, core: StepCore, name: str) -> Engine:
+        close = self.lifecycle.timetable.engine_close
+        limits = assembly.engine_limits(self.config, close)
+        with progress(self.terminal, f"loading {name}") as bar:
+            hold = partial(hold_engine, self.lifecycle, core, limits=limits, progress=bar.update)
+            engine: Engine = await nursery.start(self.lifecycle.supervise, hold)
+        return engine
 
     def _card(
         self, runtime: DistributedRuntime, engine: Engine, name: str, path: Path | None
@@ -131,23 +137,6 @@ class Program:
             context_length=engine.info.context_tokens,
             kv_cache_block_size=engine.info.kv_block_tokens,
         )
-
-    async def _hold_engine(
-        self, core: StepCore, name: str, task_status: trio.TaskStatus[Engine]
-    ) -> None:
-        """Keep the engine open until the last request is over."""
-        close = self.lifecycle.timetable.engine_close
-        with ExitStack() as loading:
-            bar = loading.enter_context(progress(self.terminal, f"loading {name}"))
-            async with open_engine(
-                core,
-                limits=assembly.engine_limits(self.config, close),
-                close_scope=partial(self.lifecycle.cleanup, name="engine_close"),
-                progress=bar.update,
-            ) as engine:
-                loading.close()
-                task_status.started(engine)
-                await self.lifecycle.wait_stopped()
 
     async def _model_path(self) -> Path | None:
         if self.config.engine == "sim" or self.config.model_path is not None:
@@ -210,5 +199,6 @@ class Program:
         return describe_inflight(running, left=self.lifecycle.remaining()).partition("\n")[0]
 
 
-def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
+async def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
+    await trio.lowlevel.checkpoint()  # the tokeniser was loaded before, in a thread
     return Preprocessor(tokenizer, context_length=card.context_length, model=card.name)
