@@ -195,7 +195,7 @@ class Connection:
     async def run(self, app: App, config: Config, context: WorkerContext) -> None:
         """Serve the client until one side closes. Exceptions of hypercorn pass."""
         self.guard.on_lost = self._lost
-        self.guard.on_closed = self.guard.on_drained = self._end_leftovers
+        self.guard.on_closed = self.guard.on_drained = self._end_if_idle
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._attend)
             wrapped = ASGIWrapper(cast("ASGIFramework", partial(call_app, self, app)))
@@ -243,19 +243,18 @@ class Connection:
         if self.idle:
             self.idle_since = trio.current_time()
             self.guard.release()
-            self._end_leftovers()
+            if self.guard.lost:
+                self._end_if_idle()
 
-    def _lost(self, reason: str) -> None:
-        del reason
+    def _lost(self) -> None:
         for exchange in list(self.exchanges):
             exchange.tell_lost()
 
-    def _end_leftovers(self) -> None:
+    def _end_if_idle(self) -> None:
         # With the client gone and no app running, what is left in hypercorn waits for nothing
         # (its idle timer, a queue that nobody reads), and would do so for long or for ever.
-        gone = self.guard.closed or self.guard.drained
-        if gone and self.idle and self._nursery is not None:
-            self._nursery.cancel_scope.cancel("the connection is closed")
+        if self.idle and self._nursery is not None:
+            self._nursery.cancel_scope.cancel(self.guard.why_lost or "the connection is closed")
 
 
 async def call_app(

@@ -15,8 +15,9 @@ socket stream. The guard adds what hypercorn lacks:
   ``on_lost`` is called in that very moment, with no watcher per request.
   While a response runs (:meth:`hold`) the bytes that come are kept in a read-ahead;
   hypercorn gets them when the response is over (:meth:`release`).
-* *Waiting for a head.* A request's head must be complete within ``head_time`` of its
-  first byte, however slowly its bytes trickle in.
+* *Waiting for a request.* A connection may be silent for ``idle_time``; but a head must be
+  complete within ``head_time`` of its first byte, however its bytes trickle in. (hypercorn's
+  own timer does not run on an HTTP/2 connection until its first request is over.)
 * *Closing.* Behind an answer that was given before the request was read to its end,
   ``aclose`` reads away what still comes for a moment: a close with unread bytes makes
   the kernel send a reset, which can destroy the answer on its way.
@@ -57,7 +58,8 @@ class GuardedStream:
     _stream: trio.SocketStream
     _limits: HttpLimits
     #: Called at most once: the client left, or the connection was closed or aborted.
-    on_lost: Callable[[str], object] = lambda _: None
+    on_lost: Callable[[], object] = lambda: None
+    why_lost: str | None = None
     #: Called at most once, when the socket has been closed.
     on_closed: Callable[[], object] = lambda: None
     #: Called when hypercorn has been told that the client left.
@@ -77,16 +79,19 @@ class GuardedStream:
     _ahead: bytearray = attrs.field(factory=bytearray)
     #: Something above has changed; everybody who waits looks again.
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-    #: Invariant: finite only while a request's head is on its way.
-    _head_deadline: float = math.inf
+    #: Invariant: finite exactly while no request runs.
+    _deadline: float = math.inf
+    #: A request's head is on its way (HTTP/1.1).
+    _in_head: bool = False
     #: No request runs, so the next bytes begin one.
     _expecting: bool = True
-    #: HTTP/2 connections carry frames between requests; their idle time alone bounds them.
+    #: HTTP/2 carries frames between requests; only its idle time bounds it.
     _http2: bool = False
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
         self.socket = self._stream.socket
+        self._set_deadline(self._limits.idle_time)
 
     @property
     def lost(self) -> bool:
@@ -160,8 +165,8 @@ class GuardedStream:
     def request_begun(self, *, http2: bool) -> None:
         """A head is complete."""
         self._http2 = self._http2 or http2
-        self._expecting = False
-        self._set_head_deadline(math.inf)
+        self._expecting = self._in_head = False
+        self._set_deadline(math.inf)
         self._set_holding(False)
 
     def hold(self) -> None:
@@ -173,6 +178,7 @@ class GuardedStream:
     def release(self) -> None:
         """No request runs any more; what was read ahead is the next one."""
         self._expecting = True
+        self._set_deadline(self._limits.idle_time)
         if self._ahead:
             self._head_begins()
         self._set_holding(False)
@@ -220,14 +226,19 @@ class GuardedStream:
         return not self._holding and len(self._ahead) >= self._limits.read_ahead
 
     async def _read(self) -> bytes:
-        with trio.CancelScope(deadline=self._head_deadline) as self._reading:
+        with trio.CancelScope(deadline=self._deadline) as self._reading:
             try:
                 return bytes(await self._stream.receive_some(CHUNK))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""
-        # Only the deadline cancels this scope.
-        self.abort("the request's head did not arrive in time")
+        self._time_is_up()  # only the deadline cancels this scope
         return b""
+
+    def _time_is_up(self) -> None:
+        if self._in_head:
+            self.abort("the request's head did not arrive in time")
+        else:
+            self.close()
 
     def _take(self, data: bytes) -> None:
         if not data:
@@ -238,7 +249,7 @@ class GuardedStream:
     def _keep(self, data: bytes) -> None:
         self._http2 = self._http2 or (self._expecting and data.startswith(H2_PREFACE))
         self._ahead += data
-        if self._expecting and self._head_deadline == math.inf:
+        if self._expecting and not self._in_head:
             self._head_begins()
         if self._holding and len(self._ahead) > self._limits.read_ahead:
             self.abort("the client sends too far ahead")
@@ -246,10 +257,11 @@ class GuardedStream:
 
     def _head_begins(self) -> None:
         if not self._http2:
-            self._set_head_deadline(trio.current_time() + self._limits.head_time)
+            self._in_head = True
+            self._set_deadline(self._limits.head_time)
 
-    def _set_head_deadline(self, deadline: float) -> None:
-        self._head_deadline = self._reading.deadline = deadline
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = self._reading.deadline = trio.current_time() + seconds
 
     def _set_holding(self, holding: bool) -> None:
         self._holding = holding
@@ -263,8 +275,8 @@ class GuardedStream:
             raise
 
     def _lingers(self) -> bool:
-        half_a_head = self._head_deadline < math.inf  # hypercorn may have answered it with a 400
-        return not self._ended and (self.unread or half_a_head or bool(self._ahead))
+        # A head that is no HTTP was answered with a 400, wherever it may end.
+        return not self._ended and (self.unread or self._in_head or bool(self._ahead))
 
     async def _linger(self) -> None:
         self._discarding = True
@@ -277,6 +289,6 @@ class GuardedStream:
     def _end(self, reason: str) -> None:
         if self._ended:
             return
-        self._ended = True
+        self._ended, self.why_lost = True, reason
         self._changed.unpark_all()
-        self.on_lost(reason)
+        self.on_lost()

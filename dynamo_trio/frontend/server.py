@@ -198,7 +198,7 @@ def hypercorn_config(limits: HttpLimits) -> Config:
     config.accesslog = None
     config.errorlog = logger
     config.include_server_header = False
-    config.keep_alive_timeout = limits.idle_time
+    config.keep_alive_timeout = math.inf
     # Past this number hypercorn closes an HTTP/2 connection under its running streams.
     config.keep_alive_max_requests = 2**31
     config.h11_max_incomplete_size = limits.head_bytes

@@ -326,9 +326,11 @@ class RawSink(BodySink):
     def _write_unsent(self) -> None:
         while self.pending:
             sent = self._write(self._unsent)
+            self._sent(sent)
+            if self.pending:
+                self.partial += 1
             if not sent:
                 return
-            self._sent(sent)
 
     def _write(self, data: bytes | bytearray) -> int:
         # The descriptor is asked for each time: a closed socket says -1, while a number kept
