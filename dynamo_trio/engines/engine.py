@@ -364,6 +364,7 @@ class Engine:
         self._wake.set()
         if self._host.inflight and not self._host.poisoned:
             self._core.interrupt()
+            self._host.hurry()
 
     async def _close(self, scope: CloseScope) -> None:
         """Free the core: once, and only if no call is still inside it."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import outcome
 import trio
@@ -56,6 +56,7 @@ class Call(Generic[T]):
     # was there first, else by the thread, which writes the result before it looks.
     abandoned: bool = False
     returned: trio.Event = field(factory=trio.Event)
+    nap: trio.CancelScope | None = None
 
     def __call__(self) -> None:
         """Make the call. Runs in the thread of the host, so it never raises."""
@@ -72,8 +73,10 @@ class Call(Generic[T]):
 
     async def pay(self) -> None:
         """Sleep what the core owes for this call, then mark it finished."""
-        if (owed := self.owed_seconds()) > 0:
-            await trio.sleep(owed)
+        while (owed := self.owed_seconds()) > 0:
+            with trio.CancelScope() as self.nap:
+                await trio.sleep(owed)
+                break
         self.finished = True
 
 
@@ -91,7 +94,17 @@ class Host(ABC):
     def __init__(self) -> None:
         #: Invariant: set as soon as a call did not come back, and never cleared.
         self.poisoned = False
-        self.inflight = False
+        self._call: Call[object] | None = None
+
+    @property
+    def inflight(self) -> bool:
+        """A call is inside the core; for ever if the host is poisoned."""
+        return self._call is not None
+
+    def hurry(self) -> None:
+        """Ask the core again what the running call owes: it was interrupted."""
+        if self._call is not None and self._call.nap is not None:
+            self._call.nap.cancel()
 
     @abstractmethod
     async def _perform(self, call: Call[T]) -> None:
@@ -124,12 +137,13 @@ class Host(ABC):
         """
         assert not self.inflight, "a core takes one call at a time"
         assert not self.poisoned, "a core that hung takes no further call"
-        self.inflight = True
         call = Call(fn, owed_seconds)
+        self._call = cast("Call[object]", call)
         try:
             await self._watch(call, limit, patience, cancel_patience, interrupt)
         finally:
-            self.inflight = self.poisoned
+            if not self.poisoned:
+                self._call = None
         if call.result is None:
             raise EngineHung("the process had no time to begin a call of the engine")
         return Done(call.result, call.overdue)
@@ -191,6 +205,7 @@ class ThreadHost(Host):
             call.abandon()
             raise
         call.begun = True
+        call.abandon()  # the thread is done: from here on nobody waits for it
 
     def relay(self, fn: Callable[[float], None]) -> Callable[[float], None]:
         """Calls ``fn`` in the Trio thread, soon."""

@@ -126,6 +126,7 @@ class LlamaCore:
         for slot in self._slots.values():
             slot.drawer.close()
         self._slots.clear()
+        self._waiting = WaitingLine()
         self._handles.close()
 
     # --- a step ---------------------------------------------------------------------

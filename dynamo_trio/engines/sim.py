@@ -107,6 +107,7 @@ class SimCore:
 
     def add(self, request: Request) -> None:
         """Let a request wait; one that could never be let in is rejected."""
+        self._owed = 0.0
         if (needed := self._blocks(request)) > self.settings.kv_blocks:
             raise errors.RequestRejected(
                 f"the request needs {needed} KV blocks; there are {self.settings.kv_blocks}"
@@ -115,6 +116,7 @@ class SimCore:
 
     def abort(self, request_id: str) -> None:
         """Forget a request, waiting or running."""
+        self._owed = 0.0  # of the step before; this turn may have none
         if not self._waiting.remove(request_id) and request_id in self._running:
             self._free(request_id)
 

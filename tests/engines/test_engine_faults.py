@@ -154,6 +154,10 @@ async def test_a_hang_is_noticed_at_the_deadline_and_the_core_is_never_closed(
         assert core.interrupts == 1
     assert engine.state is State.HUNG
     assert type(reader.error) is EngineHung
+    late = Reader("late")
+    await late.read(engine)
+    assert type(late.error) is EngineHung
+    await engine.drain()
 
 
 async def test_a_stall_ends_with_the_interrupt_and_its_result_is_taken(

@@ -117,6 +117,29 @@ async def test_the_age_of_a_step_tells_a_live_engine_from_a_stuck_one(
         assert engine.step_age() == 0.0
 
 
+async def test_a_drain_waits_until_the_core_has_let_go_of_what_was_left(
+    autojump_clock: MockClock,
+) -> None:
+    core = SimCore(SimSettings(itl_ms=1000))
+    async with open_engine(core, host=InlineHost()) as engine:
+        with engine.attach(request("a", 100), lambda _: None):
+            await trio.sleep(1.5)
+        assert engine.stats.running == 1
+        await engine.drain()
+        assert engine.stats.running == 0
+        assert trio.current_time() == pytest.approx(2.0)
+
+
+async def test_leaving_the_engine_does_not_wait_for_a_step_that_nobody_wants(
+    autojump_clock: MockClock,
+) -> None:
+    core = SimCore(SimSettings(prefill_ms=10_000))
+    async with open_engine(core, host=InlineHost()) as engine:
+        with engine.attach(request("a", 100), lambda _: None):
+            await trio.sleep(1.5)
+    assert trio.current_time() == pytest.approx(1.5)
+
+
 async def test_ten_thousand_requests_with_leavers_leave_nothing_behind(
     autojump_clock: MockClock,
 ) -> None:

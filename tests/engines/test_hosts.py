@@ -93,6 +93,14 @@ async def test_a_caller_cancelled_beforehand_does_not_enter_the_core() -> None:
     assert not host.inflight
 
 
+async def test_a_limit_of_nothing_is_a_hang_of_a_core_that_was_never_entered() -> None:
+    host = ThreadHost()
+    with pytest.raises(EngineHung, match="no time to begin"):
+        await run(host, lambda: None, limit=0)
+    assert not host.poisoned
+    assert (await run(host, lambda: 42)).result.unwrap() == 42
+
+
 async def test_progress_reaches_the_loop_from_the_thread() -> None:
     host = ThreadHost()
     seen: list[tuple[float, int]] = []

@@ -201,6 +201,17 @@ async def test_freed_memory_cannot_be_reached(core: WatchedCore) -> None:
     core.core.close()
 
 
+def test_a_core_may_be_closed_while_a_request_runs(
+    core: WatchedCore, tokenizer: GgufTokenizer
+) -> None:
+    core.load(lambda _: None)
+    for name in ("a", "b"):
+        core.add(chat(tokenizer, name, min_tokens=5))
+    core.step()
+    core.close()
+    assert not core.core.has_work()
+
+
 async def test_llama_cpp_prints_nothing(
     core: WatchedCore, tokenizer: GgufTokenizer, capfd: pytest.CaptureFixture[str]
 ) -> None:
