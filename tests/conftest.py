@@ -66,10 +66,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The default model's GGUF file, from the cache; a test that asks for it is marked llama."""
-    from dynamo_trio.config import Config
+    from dynamo_trio.config import Config, Group
     from dynamo_trio.models import cached_model
 
-    path = cached_model(Config.from_args_and_env([]).cache_dir)
+    path = cached_model(Config.from_args_and_env([], groups=[Group.MODEL]).cache_dir)
     if path is None:
         pytest.skip(f"the default model is not in the cache; {ENABLE}{FETCH}")
     return path

@@ -75,21 +75,12 @@ def _shown_progress() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
+    from dynamo_trio.console import Terminal, progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(
-            f"Fetching {DEFAULT_MODEL.file_name}", total=DEFAULT_MODEL.download_size
-        )
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    title = f"fetching {DEFAULT_MODEL.file_name}"
+    with progress(Terminal(sys.stderr), title, counts_bytes=True) as bar:
+        bar.update(0, DEFAULT_MODEL.download_size)
+        yield bar.update
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
 def _cache_dir(flag: Path | None) -> Path:
     if flag is not None:
         return flag
-    from dynamo_trio.config import Config
+    from dynamo_trio.config import Config, Group
 
-    return Config.from_args_and_env([]).cache_dir
+    return Config.from_args_and_env([], groups=[Group.MODEL]).cache_dir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
