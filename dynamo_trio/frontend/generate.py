@@ -157,7 +157,7 @@ class Generation:
         """One line for the operator, whatever became of the request."""
         logger.info(
             "%s: %s, %d tokens in %.2f s",
-            self.admission.label,
+            self.kind.label,
             self.record.error_type or "complete",
             self.record.token_count,
             self.record.age(),

@@ -188,10 +188,12 @@ class Program:
         if not self.frontend.ready:
             self._hurry.set()
             self._startup.cancel("a stop was requested during the start")
-        while self.lifecycle.phase < Phase.STOPPED:
-            left = self._describe_left()
-            self.terminal.set_status(partial(str, left))
-            await trio.sleep(TELL_EVERY)
+        try:
+            while self.lifecycle.phase < Phase.STOPPED:
+                self.terminal.set_status(partial(str, self._describe_left()))
+                await trio.sleep(TELL_EVERY)
+        finally:
+            self.terminal.set_status(None)
 
     def _describe_left(self) -> str:
         now = trio.current_time()
