@@ -358,10 +358,16 @@ class Lifecycle:
             logger.warning("cut (%s): %s", self._cut_reason, self.describe_left())
         self._withdrawal.begin()
         self.interrupted.set()
-        for gate in (self.http, self.work):
-            gate.close()
-            gate.cut_all(self._cut_reason)
-        with trio.CancelScope(deadline=min(now + self.timetable.farewell, (now + end) / 2)):
+        self.http.close()
+        self.work.close()
+        # The front first: it ends its own work, and what its client hears is the farewell of
+        # the front, not the error of an endpoint that was cut in the same instant.
+        farewell = min(self.timetable.farewell, (end - now) / 2)
+        self.http.cut_all(self._cut_reason)
+        with trio.CancelScope(deadline=now + farewell / 2):
+            await self.http.wait_empty()
+        self.work.cut_all(self._cut_reason)
+        with trio.CancelScope(deadline=now + farewell):
             await self._wait_empty()
         if self.in_flight():
             self._abort_rest()

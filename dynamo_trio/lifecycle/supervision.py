@@ -50,5 +50,5 @@ async def supervise(
         if failed is None or (started and not status.called):
             raise
         fail(failed)
-        if rest is not None:
-            raise rest from None
+        assert rest is not None, "a group of Exceptions alone is an Exception"
+        raise rest from None
