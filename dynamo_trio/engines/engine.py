@@ -26,12 +26,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
-from attrs import define, evolve, frozen
+from attrs import define, frozen
 
 from dynamo_trio import errors
 from dynamo_trio.engines.hosts import Host, ThreadHost
 from dynamo_trio.engines.protocol import CoreInfo, Delta, Request, Stats, StepCore
 from dynamo_trio.engines.stream import DeltaStream
+from dynamo_trio.engines.turn import Turn, iterate, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -88,15 +89,6 @@ class _Open:
     sink: Sink
     #: Tokens that it may still get.
     left: int
-
-
-@frozen
-class _Turn:
-    """What one turn brought back from the core."""
-
-    deltas: Sequence[Delta]
-    stats: Stats
-    has_work: bool
 
 
 class Engine:
@@ -255,7 +247,7 @@ class Engine:
         self.step_started_at = began = trio.current_time()
         try:
             done = await self._host.run(
-                partial(_iterate, self._core, adds, aborts),
+                partial(iterate, self._core, adds, aborts),
                 limit=self._limits.step,
                 patience=self._limits.interrupt,
                 cancel_patience=self._limits.step,
@@ -275,7 +267,7 @@ class Engine:
         if done.overdue:
             raise errors.EngineHung(f"a step took longer than {self._limits.step:g} s")
 
-    def _settle(self, turn: _Turn) -> None:
+    def _settle(self, turn: Turn) -> None:
         self._stats = turn.stats
         self._core_busy = turn.has_work
         for delta in turn.deltas:
@@ -394,48 +386,6 @@ class Engine:
             done.result.unwrap()
         except Exception as exc:
             raise errors.EngineDead("the engine failed while it was closed") from exc
-
-
-def settled(request: Request, info: CoreInfo) -> Request:
-    """The request with ``max_tokens`` filled in, if a core of that kind can serve it.
-
-    Raises:
-        RequestRejected: the prompt is empty, does not fit, or has an unknown token.
-    """
-    prompt = len(request.token_ids)
-    if not prompt:
-        raise errors.RequestRejected("the prompt is empty")
-    room = info.context_tokens - prompt
-    wanted = max(room, 1) if request.max_tokens is None else request.max_tokens
-    if wanted < 1:
-        raise errors.RequestRejected("max_tokens must be at least 1", param="max_tokens")
-    if wanted > room:
-        raise errors.RequestRejected(
-            f"this model's context has {info.context_tokens} tokens; "
-            f"the prompt has {prompt} and {wanted} are to be generated"
-        )
-    if info.vocab_size is not None and not _known(request.token_ids, info.vocab_size):
-        raise errors.RequestRejected(f"token ids must be between 0 and {info.vocab_size - 1}")
-    return evolve(request, max_tokens=wanted)
-
-
-def _known(token_ids: tuple[int, ...], vocab_size: int) -> bool:
-    return min(token_ids) >= 0 and max(token_ids) < vocab_size
-
-
-def _iterate(core: StepCore, adds: Sequence[Request], aborts: Sequence[str]) -> _Turn:
-    """One turn, in the thread of the host: a single hop for all that is to do."""
-    for request_id in aborts:
-        core.abort(request_id)
-    deltas: list[Delta] = []
-    for request in adds:
-        try:
-            core.add(request)
-        except errors.RequestRejected as exc:
-            deltas.append(Delta(request.request_id, (), "error", exc))
-    if core.has_work():
-        deltas.extend(core.step())
-    return _Turn(deltas, core.stats(), core.has_work())
 
 
 @asynccontextmanager
