@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from dynamo_trio.errors import EngineClosed, FileUnusable, LoadError
 from dynamo_trio.tokenizers import load_tokenizer
 from dynamo_trio.tokenizers.abc import BYTE_ALPHABET
-from dynamo_trio.tokenizers.gguf import GgufTokenizer, _table
+from dynamo_trio.tokenizers.gguf import GgufTokenizer, _splitter, _table
 from dynamo_trio.tokenizers.hf import HfTokenizer
 
 if TYPE_CHECKING:
@@ -81,6 +82,45 @@ def test_grouping_changes_nothing(gguf: GgufTokenizer, data: st.DataObject) -> N
     assert "".join([decoder.push([token]) for token in ids]) + decoder.flush() == gguf.decode(ids)
 
 
+SPECIALS = ["<|im_start|>", "<|im_end|>", "<repo_name>", "<|im_", "end|>", "<", "|>"]
+CHATS = st.lists(st.sampled_from([*SPECIALS, " ", "\n", "user\n", "1", "é"]) | st.text(max_size=5))
+
+
+@llama
+@given(CHATS.map("".join))
+def test_cutting_at_special_tokens_changes_nothing(gguf: GgufTokenizer, text: str) -> None:
+    assert gguf._split is not None
+    whole = gguf._vocab.tokenize(text, False, True)
+    assert gguf.encode(text, add_special=False) == whole
+    assert gguf.encode(text, add_special=True) == gguf._vocab.tokenize(text, True, True)
+
+
+@llama
+def test_many_special_tokens_take_no_square_of_time(gguf: GgufTokenizer) -> None:
+    # llama.cpp alone takes 26 s for these.
+    assert len(gguf.encode("<|im_end|>" * 100_000, add_special=False)) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "attribute", "cuts"),
+    [
+        (2, ["<a>", "<b>"], 8, True),
+        (2, ["<a>", "<a>b"], 8, False),  # one inside another
+        (2, ["<a>", "x<a>x"], 8, False),
+        (2, ["<a", "a>"], 8, False),  # an end like a beginning
+        (2, ["<a<"], 8, False),  # with itself
+        (2, ["<a>"], 8 | 128, False),  # swallows spaces
+        (1, ["<a>"], 8, False),  # SentencePiece
+        (2, [], 8, False),
+    ],
+)
+def test_text_is_cut_only_where_that_is_exact(
+    kind: int, texts: list[str], attribute: int, cuts: bool
+) -> None:
+    specials = {text: n for n, text in enumerate(texts)}
+    assert (_splitter(kind, specials, [attribute] * len(texts)) is not None) == cuts
+
+
 def as_folder(gguf: GgufTokenizer, folder: Path) -> Path:
     """The same vocabulary as a Hugging Face folder, read out of the file's metadata."""
     vocab = gguf._vocab
@@ -137,15 +177,16 @@ def test_any_text_gives_the_same_ids(gguf: GgufTokenizer, hf: HfTokenizer, text:
 @llama
 def test_threads_share_it_and_closing_waits_for_them(model_path: Path) -> None:
     tokenizer = GgufTokenizer(model_path)
-    right = tokenizer.encode(TEXTS[2], add_special=False)
+    text = TEXTS[2] * 20  # too long to be remembered: every call goes into llama.cpp
+    right = tokenizer.encode(text, add_special=False)
     results: list[object] = []
     started = threading.Barrier(5)
 
     def work() -> None:
         started.wait()
         try:
-            while True:
-                results.append(tokenizer.encode(TEXTS[2], add_special=False) == right)
+            while len(results) < 100_000:
+                results.append(tokenizer.encode(text, add_special=False) == right)
         except EngineClosed as exc:
             results.append(exc)
 
@@ -154,7 +195,7 @@ def test_threads_share_it_and_closing_waits_for_them(model_path: Path) -> None:
         thread.start()
     started.wait()
     while len(results) < 20:
-        pass
+        time.sleep(0.001)
     tokenizer.close()  # a use after it would end this process with a segmentation fault
     tokenizer.close()
     for thread in threads:
@@ -162,7 +203,17 @@ def test_threads_share_it_and_closing_waits_for_them(model_path: Path) -> None:
     closed = [result for result in results if isinstance(result, EngineClosed)]
     assert len(closed) == 4
     assert all(result is True for result in results if result not in closed)
-    assert tokenizer.decode(right) == TEXTS[2]  # the table is ours
+    assert tokenizer.decode(right) == text  # the table is ours
+
+
+@llama
+def test_what_is_remembered_is_closed_too(model_path: Path) -> None:
+    tokenizer = GgufTokenizer(model_path)
+    tokenizer.encode("hi", add_special=False)
+    tokenizer.close()
+    for add_special in (False, True):
+        with pytest.raises(EngineClosed):
+            tokenizer.encode("hi", add_special=add_special)
 
 
 @llama

@@ -184,8 +184,8 @@ def test_an_answer_that_the_engine_ends() -> None:
     assert out.push(LLMEngineOutput(token_ids=ids("He"))) == "He"
     assert end(out) == (None, False)
     assert not out.is_full
-    end = LLMEngineOutput(token_ids=[IM_END], finish_reason="eos")
-    assert out.push(end) == ""
+    last = LLMEngineOutput(token_ids=[IM_END], finish_reason="eos")
+    assert out.push(last) == ""
     assert end(out) == ("stop", False)
     assert out.usage == usage(3)
     assert out.push_ids(ids("more"), "length") == ""
