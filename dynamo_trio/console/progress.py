@@ -109,7 +109,11 @@ def progress(terminal: Terminal, title: str, *, counts_bytes: bool = False) -> I
         yield bar
     except BaseException as error:
         terminal.set_status(None)
-        logger.warning("%s: ended by %s after %.1f s", title, type(error).__name__, bar.seconds)
+        if isinstance(error, Exception):
+            name = type(error).__name__
+            logger.warning("%s: ended by %s after %.1f s", title, name, bar.seconds)
+        else:  # a cancellation, as by a stop: nothing has failed
+            logger.info("%s: given up after %.1f s", title, bar.seconds)
         raise
     terminal.set_status(None)
     logger.info("%s: done in %.1f s", title, bar.seconds)
