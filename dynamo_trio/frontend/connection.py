@@ -19,8 +19,9 @@ What the exchange mends around ``receive`` and ``send``:
   answer is a ``KeyError`` that ends the whole connection. So before the head of a response
   leaves, the rest of the body is read away: on HTTP/1.1 for a moment (the connection is
   closed afterwards), on HTTP/2 for longer.
-* *Responses that never end.* A handler that fails in the middle of an HTTP/2 response
-  would leave the client waiting for ever; that connection is aborted.
+* *Responses that break off.* A handler that fails in the middle of an HTTP/2 response would
+  leave its client waiting for ever, and one of HTTP/1.0 looks whole when the connection is
+  closed: those connections are reset. (HTTP/1.1 misses its last chunk.)
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Exchange:
         """The app has returned."""
         self.on_lost.clear()
         broken_off = self.started and not self.complete and not self.lost
-        if broken_off and self.http2:
+        if broken_off and self.scope["http_version"] != "1.1":
             self.abort("a response broke off")
 
     def _body_ends(self) -> None:

@@ -145,9 +145,9 @@ class GuardedStream:
 
     async def send_eof(self) -> None:
         """Say that no more will be sent. Idempotent."""
-        if self._closed:
-            await trio.lowlevel.checkpoint()
-        else:
+        # Once closed there is no checkpoint, here and in aclose(): a Cancelled from it would
+        # replace the exception for which hypercorn is closing.
+        if not self._closed:
             await self._stream.send_eof()
 
     async def aclose(self) -> None:
@@ -155,8 +155,6 @@ class GuardedStream:
         try:
             if self._lingers():
                 await self._linger()
-            else:
-                await trio.lowlevel.checkpoint()
         finally:
             self.close()
 

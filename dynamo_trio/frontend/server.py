@@ -124,16 +124,22 @@ class HttpServer:
         """Accept until cancelled; each connection becomes a task in ``nursery``."""
         async with listener:
             while True:
-                await self._wait_for_room()
                 stream = await self._accept(listener)
                 if stream is not None:
-                    nursery.start_soon(self.serve_stream, stream)
+                    await self._make_room(stream)
+                    nursery.start_soon(self._serve, self._take(stream))
 
     async def serve_stream(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end. Never raises an :class:`Exception`."""
+        await self._serve(self._take(stream))
+
+    def _take(self, stream: trio.SocketStream) -> Connection:
         connection = Connection(GuardedStream(stream, self.limits), self.limits)
         self.connections.add(connection)
         self.accepted += 1
+        return connection
+
+    async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run(self.app, self._config, self._context)
         except* Exception as group:
@@ -161,9 +167,13 @@ class HttpServer:
             self._complained_at = now
             logger.error("cannot accept connections: %s", os.strerror(exc.errno or 0))
 
-    async def _wait_for_room(self) -> None:
-        while len(self.connections) >= self._cap and not self._evict():
-            await self._room.park()
+    async def _make_room(self, newcomer: trio.SocketStream) -> None:
+        try:
+            while len(self.connections) >= self._cap and not self._evict():
+                await self._room.park()
+        except trio.Cancelled:
+            newcomer.socket.close()
+            raise
 
     def _evict(self) -> bool:
         """Close the connection that has been idle for longest, if any is idle."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import h11
 import trio
 import trio.testing
 
-from dynamo_trio.frontend.asgi import App
 from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.server import HttpServer, open_listeners, serve_http
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from dynamo_trio.frontend.asgi import App
 
 #: Real-clock tests: no wait takes longer unless something hangs.
 PATIENCE = 20.0
@@ -39,7 +42,7 @@ class Running:
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(PATIENCE):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - there is no event for "whatever you like"
                 await trio.sleep(0.001)
 
 

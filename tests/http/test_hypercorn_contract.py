@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import inspect
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import h11
@@ -19,12 +18,17 @@ import trio.testing
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from trio.testing import MockClock
 
-from dynamo_trio.frontend.asgi import Message, Receive, Scope, Send
 from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.server import hypercorn_config, logger
 from tests.http.harness import Http1Client, MemoryStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio.testing import MockClock
+
+    from dynamo_trio.frontend.asgi import Message, Receive, Scope, Send
 
 CONFIG = hypercorn_config(HttpLimits())
 GET = b"GET /path?q=1 HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -252,11 +256,13 @@ async def test_data_behind_an_early_answer_ends_the_connection_with_a_key_error(
             if any(type(event).__name__ == "StreamEnded" for event in events):
                 ended.set()
 
-    with pytest.raises(ExceptionGroup) as raised:
+    async def all_of_it() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.run)
-            nursery.start_soon(listen)
-            nursery.start_soon(send_data)
+            for task in (server.run, listen, send_data):
+                nursery.start_soon(task)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await all_of_it()
     assert raised.group_contains(KeyError)
 
 
