@@ -87,7 +87,7 @@ class ProcessContext:
         """Run ``main`` to its end; returns the exit code that it has earned."""
         try:
             own = trio.run(main, self) or 0
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: ASYNC103 - the loop is over; the exit code tells it
             self._last_words.errors.append(summary(exc))
             own = _explain(exc)
         if self.lifecycle is None:
