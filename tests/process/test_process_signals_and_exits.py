@@ -309,7 +309,7 @@ def test_a_leaked_thread_does_not_hold_the_process(start: Any) -> None:
 
 @pytest.mark.parametrize("scenario", ["thread_hangs", "loop_spins"])
 def test_the_watchdog_ends_what_hangs(start: Any, scenario: str) -> None:
-    # Unmeasured: to save a measurement while the loop spins takes longer than the second line waits.
+    # Unmeasured: to save a measurement while the loop spins outlasts the second line.
     child = start(scenario, COVERAGE_PROCESS_START="", COVERAGE_PROCESS_CONFIG="")
     child.kill(signal.SIGTERM)
     assert child.end() == 70
