@@ -35,6 +35,7 @@ SIDEWAYS = {
     ("console", "context"),
     ("__main__", "standalone"),
     ("endpoint", "client"),
+    ("models", "process"),
     ("runtime", "client"),
     ("runtime", "endpoint"),
 }
