@@ -19,7 +19,6 @@ import attrs
 
 from dynamo_trio.config import load
 from dynamo_trio.config.names import (
-    EndpointName,
     EndpointRule,
     LogFilter,
     LogFilterRule,
@@ -35,6 +34,7 @@ from dynamo_trio.config.rules import (
     Text,
     milliseconds,
 )
+from dynamo_trio.wire.names import EndpointId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -258,7 +258,7 @@ class Config:
         env="DYN_NAMESPACE",
         help="Namespace of the worker's endpoint.",
     )
-    endpoint: EndpointName | None = optional(
+    endpoint: EndpointId | None = optional(
         EndpointRule(),
         group=Group.MODEL,
         env="DYN_ENDPOINT",
@@ -436,9 +436,9 @@ class Config:
         )
 
     @property
-    def endpoint_name(self) -> EndpointName:
+    def endpoint_name(self) -> EndpointId:
         """The worker's endpoint in full."""
-        return self.endpoint or EndpointName(self.namespace, "backend", "generate")
+        return self.endpoint or EndpointId(self.namespace, "backend", "generate")
 
     @property
     def body_limit(self) -> int:

@@ -6,6 +6,9 @@ import re
 
 from attrs import frozen
 
+from dynamo_trio.errors import InvalidArgument
+from dynamo_trio.wire.names import EndpointId
+
 #: Dynamo's words for how much is logged, and the level of Python's logging that each means.
 LOG_LEVELS = {
     "trace": "DEBUG",
@@ -23,18 +26,6 @@ _LOGGER = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
 
 @frozen
-class EndpointName:
-    """Where a worker is found: Dynamo's ``dyn://namespace.component.endpoint``."""
-
-    namespace: str
-    component: str
-    endpoint: str
-
-    def __str__(self) -> str:
-        return f"dyn://{self.namespace}.{self.component}.{self.endpoint}"
-
-
-@frozen
 class EndpointRule:
     """``dyn://namespace.component.endpoint``; the ``dyn://`` may be left out."""
 
@@ -42,20 +33,20 @@ class EndpointRule:
     unit: str = ""
     metavar: str = "DYN://NS.COMPONENT.ENDPOINT"
 
-    def parse(self, text: str) -> EndpointName:
-        parts = text.strip().removeprefix("dyn://").split(".")
-        if len(parts) != 3:
-            raise ValueError(text)
-        value = EndpointName(*parts)
+    def parse(self, text: str) -> EndpointId:
+        try:
+            value = EndpointId.parse(text.strip())
+        except InvalidArgument as exc:
+            raise ValueError(text) from exc
         self.check(value)
         return value
 
-    def check(self, value: EndpointName) -> None:
-        for part in (value.namespace, value.component, value.endpoint):
+    def check(self, value: EndpointId) -> None:
+        for part in (value.namespace, value.component, value.name):
             if not _NAME.fullmatch(part):
                 raise ValueError(part)
 
-    def show(self, value: EndpointName) -> str:
+    def show(self, value: EndpointId) -> str:
         return str(value)
 
 

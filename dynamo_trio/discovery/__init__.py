@@ -6,7 +6,7 @@ from dynamo_trio.discovery.abc import Put as Put
 from dynamo_trio.discovery.abc import Removed as Removed
 from dynamo_trio.discovery.abc import Watch as Watch
 from dynamo_trio.discovery.memory import MemoryDiscovery as MemoryDiscovery
-from dynamo_trio.discovery.records import EndpointId as EndpointId
 from dynamo_trio.discovery.records import Instance as Instance
 from dynamo_trio.discovery.records import ModelCard as ModelCard
 from dynamo_trio.discovery.records import Record as Record
+from dynamo_trio.wire.names import EndpointId as EndpointId

@@ -26,7 +26,7 @@ import trio
 
 from dynamo_trio import __version__
 from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
-from dynamo_trio.discovery import EndpointId, ModelCard
+from dynamo_trio.discovery import ModelCard
 from dynamo_trio.frontend.catalog import open_catalog
 from dynamo_trio.frontend.server import open_listeners, serve_http
 from dynamo_trio.lifecycle import Lifecycle, Phase
@@ -60,7 +60,8 @@ class Program:
     terminal: Terminal
     lifecycle: Lifecycle
     frontend: Frontend
-    began: float = attrs.field(factory=time.monotonic)
+    #: When the process began, by time.monotonic().
+    began: float
     #: The exit code that the program itself has earned.
     code: int = 0
     port: int = 0
@@ -131,7 +132,7 @@ class Program:
     ) -> ModelCard:
         return ModelCard(
             name,
-            EndpointId.parse(str(self.config.endpoint_name)),
+            self.config.endpoint_name,
             runtime.instance_id,
             model_path=path,
             context_length=engine.info.context_tokens,

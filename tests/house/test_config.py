@@ -11,12 +11,13 @@ from attrs.exceptions import FrozenInstanceError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_trio.config import Config, EndpointName, Group, LogFilter, SimFault, effective
+from dynamo_trio.config import Config, Group, LogFilter, SimFault, effective
 from dynamo_trio.config.option import AnyOption, options_of
 from dynamo_trio.config.rules import MAX_SECONDS, Boolean, Choice, Integer, Seconds
 from dynamo_trio.config.show import markdown
 from dynamo_trio.engines.faults import Fault
 from dynamo_trio.errors import ConfigError
+from dynamo_trio.wire.names import EndpointId
 
 OPTIONS = options_of(Config)
 NUMERIC = {n: o for n, o in OPTIONS.items() if isinstance(o.rule, Seconds | Integer)}
@@ -242,10 +243,10 @@ def test_empty_text_means_not_set_where_text_may_be_absent() -> None:
 
 
 def test_an_endpoint_has_three_parts() -> None:
-    assert load().endpoint_name == EndpointName("dynamo", "backend", "generate")
-    assert load(DYN_NAMESPACE="a").endpoint_name == EndpointName("a", "backend", "generate")
-    assert load(DYN_ENDPOINT="dyn://x.y.z").endpoint_name == EndpointName("x", "y", "z")
-    assert load(DYN_ENDPOINT="x.y.z").endpoint_name == EndpointName("x", "y", "z")
+    assert load().endpoint_name == EndpointId("dynamo", "backend", "generate")
+    assert load(DYN_NAMESPACE="a").endpoint_name == EndpointId("a", "backend", "generate")
+    assert load(DYN_ENDPOINT="dyn://x.y.z").endpoint_name == EndpointId("x", "y", "z")
+    assert load(DYN_ENDPOINT="x.y.z").endpoint_name == EndpointId("x", "y", "z")
     for bad in ("", "x.y", "dyn://x.y.z.w", "x..z", "a/b.c.d"):
         assert "NAMESPACE.COMPONENT.ENDPOINT" in problem_of(DYN_ENDPOINT=bad)
 
