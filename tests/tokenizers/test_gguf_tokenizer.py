@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import threading
 import time
@@ -204,6 +205,21 @@ def test_threads_share_it_and_closing_waits_for_them(model_path: Path) -> None:
     assert len(closed) == 4
     assert all(result is True for result in results if result not in closed)
     assert tokenizer.decode(right) == text  # the table is ours
+
+
+@llama
+def test_a_vocabulary_of_absurd_size(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_trio.tokenizers.gguf.MAX_VOCABULARY", 1000)
+    with pytest.raises(LoadError, match="49152 tokens"):
+        GgufTokenizer(model_path)
+
+
+@llama
+def test_a_whole_file_that_is_no_model(tmp_path: Path) -> None:
+    # A right header with nothing in it: only llama.cpp itself can tell.
+    (tmp_path / "model.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0) + bytes(64))
+    with pytest.raises(LoadError, match="not a usable GGUF model"):
+        load_tokenizer(tmp_path / "model.gguf")
 
 
 @llama
