@@ -69,6 +69,18 @@ class Exchange:
     complete: bool = False
     #: ``receive`` has said that the client left.
     disconnected: bool = False
+    #: The client left before the end of the response was handed to hypercorn.
+    left_early: bool = False
+    #: On HTTP/2: the number of the stream, and the body bytes that were handed over for it.
+    _stream: int | None = None
+    _handed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.scope["type"] == "http" and self.http2:
+            # What hypercorn gives as ``send`` is a method of the stream.
+            self._stream = getattr(getattr(self._send, "__self__", None), "stream_id", None)
+        if self._stream is not None:
+            self.connection.guard.count_stream(self._stream)
 
     @property
     def http2(self) -> bool:
@@ -124,6 +136,7 @@ class Exchange:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.disconnected = True
+            self.left_early = self.left_early or not self.complete
         elif message["type"] == "http.request" and not message.get("more_body", False):
             self._body_ends()
         return message
@@ -137,9 +150,14 @@ class Exchange:
             self.complete = True
             self.on_lost.clear()
         await self._send(message)
+        if self._stream is not None and not self.complete:
+            self._handed += len(message.get("body", b""))
+            allowed = self._handed - self.connection.limits.h2_unsent
+            await self.connection.guard.wait_sent(self._stream, allowed)
 
     def tell_lost(self) -> None:
         """Pass on that the client left. Called by the connection."""
+        self.left_early = self.left_early or not self.complete
         callbacks, self.on_lost = self.on_lost, []
         for callback in callbacks:
             callback()
@@ -147,6 +165,8 @@ class Exchange:
     def close(self) -> None:
         """The app has returned."""
         self.on_lost.clear()
+        if self._stream is not None:
+            self.connection.guard.forget_stream(self._stream)
         broken_off = self.started and not self.complete and not self.lost
         if broken_off and self.scope["http_version"] != "1.1":
             self.abort("a response broke off")
@@ -181,8 +201,6 @@ class Connection:
     served: int = 0
     #: When it last became idle, by Trio's clock.
     idle_since: float = attrs.field(factory=trio.current_time)
-    #: Why it was aborted, if it was.
-    aborted: str | None = None
     _nursery: trio.Nursery | None = None
 
     @property
@@ -215,8 +233,6 @@ class Connection:
 
     def abort(self, reason: str) -> None:
         """Close at once with a reset."""
-        if not self.guard.closed:
-            self.aborted = reason
         self.guard.abort(reason)
 
     async def _attend(self) -> None:

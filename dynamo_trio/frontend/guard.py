@@ -18,6 +18,9 @@ socket stream. The guard adds what hypercorn lacks:
 * *Waiting for a request.* A connection may be silent for ``idle_time``; but a head must be
   complete within ``head_time`` of its first byte, however its bytes trickle in. (hypercorn's
   own timer does not run on an HTTP/2 connection until its first request is over.)
+* *HTTP/2 windows.* hypercorn takes any amount for a stream whose window is shut. The guard
+  counts the DATA that leaves for each stream (:meth:`wait_sent`), so that back-pressure
+  reaches the response, and a window that stays shut its deadline.
 * *Closing.* Behind an answer that was given before the request was read to its end,
   ``aclose`` reads away what still comes for a moment: a close with unread bytes makes
   the kernel send a reset, which can destroy the answer on its way.
@@ -38,7 +41,7 @@ import attrs
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dynamo_trio.frontend.http_limits import HttpLimits
 
@@ -60,6 +63,7 @@ class GuardedStream:
     #: Called at most once: the client left, or the connection was closed or aborted.
     on_lost: Callable[[], object] = lambda: None
     why_lost: str | None = None
+    was_reset: bool = False
     #: Called at most once, when the socket has been closed.
     on_closed: Callable[[], object] = lambda: None
     #: Called when hypercorn has been told that the client left.
@@ -88,6 +92,8 @@ class GuardedStream:
     #: HTTP/2 carries frames between requests; only its idle time bounds it.
     _http2: bool = False
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    #: Body bytes that have left, for each HTTP/2 stream that is counted.
+    _sent_by_stream: dict[int, int] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.socket = self._stream.socket
@@ -142,6 +148,8 @@ class GuardedStream:
         if limit.cancelled_caught:
             self.abort("the client takes nothing")
             raise trio.BrokenResourceError("the client takes nothing")
+        if self._sent_by_stream:
+            self._count_sent(data)
 
     async def send_eof(self) -> None:
         """Say that no more will be sent. Idempotent."""
@@ -181,6 +189,19 @@ class GuardedStream:
             self._head_begins()
         self._set_holding(False)
 
+    def count_stream(self, stream: int) -> None:
+        """Begin to count the DATA that is sent on an HTTP/2 stream."""
+        self._sent_by_stream[stream] = 0
+
+    def forget_stream(self, stream: int) -> None:
+        """Count it no longer."""
+        self._sent_by_stream.pop(stream, None)
+
+    async def wait_sent(self, stream: int, size: int) -> None:
+        """Wait until ``size`` bytes of the stream have left, or the connection is lost."""
+        while not self._ended and self._sent_by_stream.get(stream, size) < size:
+            await self._changed.park()
+
     async def pump(self) -> None:
         """Read until the client has left or the connection is closed. One task per connection."""
         while not self._ended:
@@ -204,6 +225,7 @@ class GuardedStream:
             return
         with suppress(OSError):
             self.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, RESET)
+        self.was_reset = True
         self._end(reason)
         self.close()
 
@@ -272,6 +294,12 @@ class GuardedStream:
             self._end("the client left")
             raise
 
+    def _count_sent(self, frames: bytes) -> None:
+        for stream, size in data_frames(frames):
+            if stream in self._sent_by_stream:
+                self._sent_by_stream[stream] += size
+        self._changed.unpark_all()
+
     def _lingers(self) -> bool:
         # A head that is no HTTP was answered with a 400, wherever it may end.
         return not self._ended and (self.unread or self._in_head or bool(self._ahead))
@@ -290,3 +318,13 @@ class GuardedStream:
         self._ended, self.why_lost = True, reason
         self._changed.unpark_all()
         self.on_lost()
+
+
+def data_frames(frames: bytes) -> Iterator[tuple[int, int]]:
+    """Stream and payload size of each DATA frame in whole HTTP/2 frames (RFC 9113, 4.1)."""
+    at = 0
+    while at < len(frames):
+        size, kind = int.from_bytes(frames[at : at + 3]), frames[at + 3]
+        if kind == 0:
+            yield int.from_bytes(frames[at + 5 : at + 9]) & 0x7FFFFFFF, size
+        at += 9 + size

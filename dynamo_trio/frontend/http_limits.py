@@ -44,6 +44,8 @@ class HttpLimits:
     low_water: int = 16 * KIB
     #: ... and with this many it is cut: the source ignored the credit that it had.
     max_unsent: int = MIB
+    #: Bytes of one HTTP/2 stream that may lie in the protocol engine, behind the client's window.
+    h2_unsent: int = 64 * KIB
     #: Requests at once on one HTTP/2 connection.
     h2_streams: int = 256
     ws_message_bytes: int = 16 * MIB

@@ -135,7 +135,8 @@ async def _send_whole(
         }
         if not await _send_bounded(scope, send, message, limits):
             return False
-    return True
+    exchange = exchange_of(scope)
+    return exchange is None or not exchange.left_early
 
 
 async def _send_bounded(

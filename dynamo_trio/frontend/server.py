@@ -79,6 +79,8 @@ class ServerStatistics:
     connections: int
     busy: int
     accepted: int
+    #: Connections that were reset: the client took nothing, sent too slowly, or too much.
+    reset: int
     #: Connections that ended in an exception of the protocol engine.
     failed: int
 
@@ -91,6 +93,7 @@ class HttpServer:
     limits: HttpLimits
     connections: set[Connection] = attrs.field(factory=set)
     accepted: int = 0
+    reset: int = 0
     failed: int = 0
     _config: Config = attrs.field(init=False)
     _context: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
@@ -118,7 +121,7 @@ class HttpServer:
 
     def statistics(self) -> ServerStatistics:
         busy = sum(not connection.idle for connection in self.connections)
-        return ServerStatistics(len(self.connections), busy, self.accepted, self.failed)
+        return ServerStatistics(len(self.connections), busy, self.accepted, self.reset, self.failed)
 
     async def accept_from(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept until cancelled; each connection becomes a task in ``nursery``."""
@@ -147,8 +150,13 @@ class HttpServer:
             logger.warning("%s ended in an error", connection, exc_info=group)
         finally:
             connection.close()
-            self.connections.discard(connection)
-            self._room.unpark_all()
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.reset += connection.guard.was_reset
+        self._room.unpark_all()
+        logger.debug("%s is over: %s", connection, connection.guard.why_lost)
 
     async def _accept(self, listener: trio.SocketListener) -> trio.SocketStream | None:
         try:

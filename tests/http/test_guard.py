@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import h2.connection
 import pytest
 import trio
 import trio.testing
@@ -226,6 +227,22 @@ async def test_a_client_that_sends_too_far_ahead_is_reset(autojump_clock: MockCl
         assert memory.ends[0].was_reset
 
 
+async def test_a_client_that_sent_too_far_ahead_before_the_response_began_is_reset(
+    autojump_clock: MockClock,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await trio.sleep(1)
+        await read_body(scope, receive, LIMITS)
+
+    async with in_memory(app, LIMITS) as memory:
+        client = memory.connect()
+        await client.send_all(GET + b"x")  # hypercorn parks behind the x
+        await client.send_all(b"x" * 2 * LIMITS.read_ahead)
+        await trio.sleep(2)
+        assert memory.ends[0].was_reset
+        assert memory.server.statistics().reset == 1
+
+
 async def test_pipelined_requests_are_answered_in_order(autojump_clock: MockClock) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await read_body(scope, receive, LIMITS)
@@ -269,8 +286,6 @@ async def test_a_body_must_be_complete_in_time(autojump_clock: MockClock) -> Non
 async def test_http2_pings_of_an_idle_connection_are_no_half_sent_head(
     autojump_clock: MockClock,
 ) -> None:
-    import h2.connection
-
     h2c = h2.connection.H2Connection()
     h2c.initiate_connection()
     async with in_memory(hello, LIMITS) as memory:
@@ -300,7 +315,7 @@ async def test_closing_and_aborting_twice_is_harmless(autojump_clock: MockClock)
         exchange.connection.close()
         await exchange.connection.guard.send_eof()
         await exchange.connection.guard.aclose()
-        assert exchange.connection.aborted == "first"
+        assert exchange.connection.guard.why_lost == "first"
         assert exchange.raw_socket() is None
 
     async with in_memory(app, LIMITS) as memory:

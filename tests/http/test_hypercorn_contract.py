@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import h2.connection
 import h11
 import hypercorn.config
 import pytest
@@ -18,6 +19,7 @@ import trio.testing
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import parse_socket_addr
 
 from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.server import hypercorn_config, logger
@@ -182,6 +184,55 @@ async def test_h11_needs_no_notice_of_body_bytes_that_were_written_past_it(
         nursery.cancel_scope.cancel()
 
 
+async def test_send_is_a_method_of_the_stream_and_knows_its_number(
+    autojump_clock: MockClock,
+) -> None:
+    """By it the guard finds out how far an HTTP/2 response has got."""
+    numbers: list[int] = []
+
+    class Numbered(Recorder):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            numbers.append(cast("Any", send).__self__.stream_id)
+            await send(start(content_length="0"))
+            await send(body(b""))
+
+    server, client, _ = bare_server(Numbered())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        nursery.start_soon(read_away, client)
+        await client.send_all(http2_requests(1, 3, 5))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert sorted(numbers) == [1, 3, 5]
+
+
+async def test_a_shut_http2_window_holds_nothing_back(autojump_clock: MockClock) -> None:
+    """Why the guard counts. If this fails, hypercorn has got back-pressure of its own."""
+    app = Recorder(steps=[start(), *(body(b"x" * 16_000, more=True) for _ in range(100))])
+    server, client, _ = bare_server(app)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        nursery.start_soon(read_away, client)
+        await client.send_all(http2_requests(1))
+        with trio.fail_after(60):
+            await app.done.wait()
+        nursery.cancel_scope.cancel()
+
+
+def http2_requests(*numbers: int) -> bytes:
+    h2c = h2.connection.H2Connection()
+    h2c.initiate_connection()
+    head = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "t")]
+    for number in numbers:
+        h2c.send_headers(number, head, end_stream=True)
+    return h2c.data_to_send()
+
+
+async def read_away(client: trio.abc.ReceiveStream) -> None:
+    while await client.receive_some():
+        pass
+
+
 async def test_connection_close_of_the_app_is_honoured(autojump_clock: MockClock) -> None:
     app = Recorder(steps=[start(content_length="0", connection="close"), body(b"")])
     server, client, _ = bare_server(app)
@@ -229,7 +280,6 @@ async def test_data_behind_an_early_answer_ends_the_connection_with_a_key_error(
     autojump_clock: MockClock,
 ) -> None:
     """Why each connection is contained, and bodies are read away before an early answer."""
-    import h2.connection
 
     class Early(Recorder):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -267,6 +317,4 @@ async def test_data_behind_an_early_answer_ends_the_connection_with_a_key_error(
 
 
 def test_a_config_object_knows_the_family_of_a_socket() -> None:
-    from hypercorn.utils import parse_socket_addr
-
     assert parse_socket_addr(socket.AF_INET, ("127.0.0.1", 1)) == ("127.0.0.1", 1)

@@ -139,14 +139,22 @@ async def test_an_unknown_host_is_named_in_the_error() -> None:
         await open_listeners("no.such.host.invalid", 1)
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EACCES, "x"), "this user may not use that port"),
+        (OSError(errno.ENFILE, "x"), "Too many open files in system"),
+        (OSError("no addresses"), "no addresses"),
+    ],
+)
 async def test_a_port_that_may_not_be_bound_is_named_in_the_error(
-    monkeypatch: pytest.MonkeyPatch,
+    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        raise error
 
     monkeypatch.setattr(trio, "open_tcp_listeners", refuse)
-    with pytest.raises(PortInUse, match=r"127\.0\.0\.1:80: this user may not use that port"):
+    with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:80: {words}"):
         await open_listeners("127.0.0.1", 80)
 
 
@@ -539,6 +547,32 @@ async def test_a_reset_stream_is_noticed_and_spares_the_others() -> None:
         assert await client.read_until_ended(other) == b"data"
 
 
+async def test_a_stalled_http2_window_ends_at_the_write_limit() -> None:
+    app = App()
+    limits = attrs.evolve(LIMITS, write_time=0.3)
+    async with running(app, limits) as server, await server.connect() as stream:
+        client = await http2(stream)
+        await client.begin("POST", "/stream")
+        await server.wait_until(lambda: bool(app.streams) and app.streams[0].started)
+        app.streams[0].feed(b"x" * 300_000)  # and no window is ever opened
+        await server.wait_until(lambda: app.outcomes == [SinkOutcome.GONE])
+        await server.wait_until(lambda: not server.server.connections)
+        assert server.server.reset == 1
+
+
+async def test_a_stalled_http2_window_does_not_outlive_the_server() -> None:
+    app = App()
+    async with running(app, LIMITS) as server:
+        async with await server.connect() as stream:
+            client = await http2(stream)
+            await client.begin("POST", "/stream")
+            await server.wait_until(lambda: bool(app.streams) and app.streams[0].started)
+            app.streams[0].feed(b"x" * 300_000)
+            await trio.sleep(0.05)
+            server.nursery.cancel_scope.cancel()
+    assert app.gate.count == 0
+
+
 async def test_an_http2_response_that_breaks_off_does_not_hang_its_client() -> None:
     async with running(App(), LIMITS) as server, await server.connect() as stream:
         client = await http2(stream)
@@ -563,6 +597,15 @@ async def test_idle_connections_can_be_closed_alone() -> None:
             assert (await read_to_end(half))[0] == b""
             await finish_stream(server)
             assert (await busy.answer()).body == b"data"
+
+
+async def test_all_connections_can_be_reset_at_once() -> None:
+    async with running(App(), LIMITS) as server, client_of(server) as client:
+        await client.send("POST", "/stream", b"{}")
+        await server.wait_until(lambda: server.server.statistics().busy == 1)
+        assert server.server.abort_all("a test") == 1
+        with pytest.raises((trio.BrokenResourceError, h11.RemoteProtocolError)):
+            await client.answer()
 
 
 async def test_the_listener_stays_open_until_the_server_is_cancelled() -> None:
@@ -609,6 +652,24 @@ async def test_a_client_that_never_reads_is_let_go_at_the_write_limit() -> None:
             assert (await other.ask("GET", "/")).status == 200
 
 
+async def test_a_client_that_left_before_its_whole_answer_did_not_get_it() -> None:
+    results: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        assert exchange is not None
+        await read_body(scope, receive, LIMITS)
+        while not exchange.lost:  # noqa: ASYNC110 - a handler that is busy elsewhere
+            await trio.sleep(0.001)
+        results.append(await send_json(scope, send, 200, b"{}"))
+
+    async with running(app, LIMITS) as server:
+        async with client_of(server) as client:
+            await client.send("GET", "/")
+            await server.wait_until(lambda: server.server.statistics().busy == 1)
+        await server.wait_until(lambda: results == [False])
+
+
 async def test_an_answer_that_nobody_reads_is_given_up_in_unary_too() -> None:
     results: list[bool] = []
 
@@ -652,6 +713,18 @@ async def test_at_the_cap_newcomers_wait_while_all_are_busy() -> None:
                 assert (await busy.answer()).body == b"data"
                 await busy.stream.aclose()
                 assert (await waiting.answer()).status == 200
+
+
+async def test_who_waits_for_room_at_the_end_is_closed() -> None:
+    app = App()
+    async with AsyncExitStack() as clients:
+        async with running(app, attrs.evolve(LIMITS, max_connections=1)) as server:
+            busy = await clients.enter_async_context(client_of(server))
+            await busy.send("POST", "/stream", b"{}")
+            await server.wait_until(lambda: app.gate.count == 1)
+            waiting = await clients.enter_async_context(await server.connect())
+            await trio.sleep(0.05)
+        assert (await read_to_end(waiting))[0] == b""
 
 
 @attrs.define(eq=False)
