@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dynamo_trio.frontend.app import Exchange, Frontend
     from dynamo_trio.frontend.catalog import ServedModel
     from dynamo_trio.frontend.metrics import RequestRecord
+    from dynamo_trio.frontend.state import Frontend, HttpCall
     from dynamo_trio.lifecycle import Admission
     from dynamo_trio.wire.llm import PreprocessedRequest
     from dynamo_trio.wire.openai_response import AnswerStream
@@ -100,22 +100,22 @@ Kind.COMPLETION = Kind(
 )
 
 
-async def generate(kind: Kind, frontend: Frontend, exchange: Exchange) -> None:
+async def generate(kind: Kind, frontend: Frontend, call: HttpCall) -> None:
     """Serve one request.
 
     Raises:
         DynamoException: nothing has been sent yet; the caller answers with its status.
     """
-    body = await read_body(exchange.scope, exchange.receive, frontend.limits)
+    body = await read_body(call.scope, call.receive, frontend.limits)
     request = kind.parse(body)
     model = frontend.find(request.model)
-    label = f"{kind.label} {exchange.request_id}"
+    label = f"{kind.label} {call.request_id}"
     mode = "stream" if request.stream else "unary"
     with (
         frontend.lifecycle.http.admit(label) as admission,
         frontend.metrics.request(model.name, kind.label, mode) as record,
     ):
-        generation = Generation(kind, frontend, exchange, request, model, admission, record)
+        generation = Generation(kind, frontend, call, request, model, admission, record)
         try:
             await generation.run(len(body))
         except DynamoException as exc:
@@ -132,7 +132,7 @@ class Generation:
 
     kind: Kind
     frontend: Frontend
-    exchange: Exchange
+    call: HttpCall
     request: GenerationRequest
     model: ServedModel
     admission: Admission
@@ -147,7 +147,7 @@ class Generation:
         prepared = await self._prepare(body_size)
         self.record.prompt(len(prepared.token_ids))
         left = partial(self.admission.cut, CutReason.CLIENT_LEFT)
-        async with watch_disconnect(self.exchange.scope, self.exchange.receive, left):
+        async with watch_disconnect(self.call.scope, self.call.receive, left):
             if self.request.stream:
                 await self._stream(prepared)
             else:
@@ -179,13 +179,13 @@ class Generation:
         self, prepared: PreprocessedRequest, answer: Answer
     ) -> AbstractAsyncContextManager[ClientStream]:
         client = self.model.client
-        head = RequestHead(self.exchange.request_id)
+        head = RequestHead(self.call.request_id)
         return client.open_stream(client.pick(), head, prepared, answer)
 
     # --- streamed -----------------------------------------------------------------------
 
     async def _stream(self, prepared: PreprocessedRequest) -> None:
-        sink = open_sink(self.exchange.scope, self.exchange.send, self.frontend.limits)
+        sink = open_sink(self.call.scope, self.call.send, self.frontend.limits)
         chunks: AnswerStream = self.kind.stream(
             self.id,
             self.created,
@@ -210,7 +210,7 @@ class Generation:
             await answer.begun.wait()
             if answer.error is not None and not answer.sink.started and not answer.sink.pending:
                 return
-            await answer.sink.start(200, [*EVENT_STREAM, *self.exchange.response_headers()])
+            await answer.sink.start(200, [*EVENT_STREAM, *self.call.response_headers()])
             await answer.sink.serve()
 
     # --- unary --------------------------------------------------------------------------
@@ -237,10 +237,10 @@ class Generation:
             output.finish_reason,
             output.usage,
         )
-        headers = self.exchange.response_headers()
+        headers = self.call.response_headers()
         return await send_json(
-            self.exchange.scope,
-            self.exchange.send,
+            self.call.scope,
+            self.call.send,
             200,
             body,
             headers,

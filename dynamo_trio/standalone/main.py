@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from dynamo_trio.config import Config, LogFilter, effective
@@ -11,6 +14,8 @@ from dynamo_trio.errors import ConfigError
 from dynamo_trio.process.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynamo_trio.process.run import ProcessContext
 
 logger = logging.getLogger("dynamo_trio")
@@ -20,23 +25,53 @@ DESCRIPTION = (
 )
 
 
+#: The variable that counts although others are wrong.
+REPORT = "DYN_TRIO_SHUTDOWN_REPORT"
+
+
 def main() -> NoReturn:
     """Run the program and exit."""
+    began = time.monotonic()
     try:
         config = Config.from_args_and_env(prog="python -m dynamo_trio", description=DESCRIPTION)
     except ConfigError as exc:
-        print(f"dynamo_trio: {exc}", file=sys.stderr)
-        sys.exit(ExitCode.USAGE)
+        _refuse(exc)
     if config.print_config:
-        print(effective(config))
-        sys.exit(ExitCode.OK)
-    _run(config)
+        _show(effective(config))
+    _run(config, began)
 
 
-def _run(config: Config) -> NoReturn:
+def _refuse(exc: ConfigError) -> NoReturn:
+    """Say what is wrong, and leave the report that every end leaves."""
+    with suppress(OSError):
+        print(f"dynamo_trio: {exc}", file=sys.stderr, flush=True)
+    from dynamo_trio.process.last_words import LastWords
+
+    words = LastWords(_report_path())
+    lines = [line.strip() for line in str(exc).splitlines()]
+    words.errors += lines[1:] or lines  # of several problems the first line is the heading
+    words.say(ExitCode.USAGE, patience=1.0)
+    os._exit(ExitCode.USAGE)
+
+
+def _report_path() -> Path | None:
+    alone = {name: value for name, value in os.environ.items() if name == REPORT}
+    with suppress(ConfigError):
+        return Config.from_args_and_env([], alone).shutdown_report
+    return None
+
+
+def _show(text: str) -> NoReturn:
+    """Print, and exit. A reader that has left is no error: it has seen enough."""
+    with suppress(OSError):
+        print(text, flush=True)
+    os._exit(ExitCode.OK)  # an ordinary exit would flush once more, and complain
+
+
+def _run(config: Config, began: float) -> NoReturn:
     # Imported here, so that --help and a bad setting do not wait for Trio and hypercorn.
     from dynamo_trio.console import configure_logging
-    from dynamo_trio.frontend.app import Frontend
+    from dynamo_trio.frontend.state import Frontend
     from dynamo_trio.lifecycle import Lifecycle
     from dynamo_trio.process.run import run_process
     from dynamo_trio.standalone import assembly
@@ -60,7 +95,7 @@ def _run(config: Config) -> NoReturn:
             limits=assembly.http_limits(config),
             overload_status=config.overload_status,
         )
-        return await Program(config, terminal, lifecycle, frontend).run()
+        return await Program(config, terminal, lifecycle, frontend, began).run()
 
     run_process(program, report_path=config.shutdown_report)
 

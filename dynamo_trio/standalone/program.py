@@ -27,6 +27,7 @@ import trio
 from dynamo_trio import __version__
 from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
 from dynamo_trio.discovery import ModelCard
+from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.catalog import open_catalog
 from dynamo_trio.frontend.server import open_listeners, serve_http
 from dynamo_trio.lifecycle import Lifecycle, Phase
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from dynamo_trio.config import Config
     from dynamo_trio.engines import Engine, StepCore
-    from dynamo_trio.frontend.app import Frontend
+    from dynamo_trio.frontend.state import Frontend
 
 logger = logging.getLogger("dynamo_trio.standalone")
 
@@ -80,7 +81,7 @@ class Program:
         self.port = listeners[0].socket.getsockname()[1]
         async with trio.open_nursery() as services:
             services.start_soon(self.lifecycle.run)
-            serve = partial(serve_http, self.frontend, listeners, limits=self.frontend.limits)
+            serve = partial(serve_http, App(self.frontend), listeners, limits=self.frontend.limits)
             server = await services.start(self.lifecycle.supervise, serve)
             self.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
             services.start_soon(self._attend_stop)
@@ -157,6 +158,8 @@ class Program:
         self.frontend.ready = True
         if self.config.ask is not None:
             nursery.start_soon(self._ask, self.config.ask, name)
+        elif self.config.log_jsonl:
+            logger.info("%s", str(self._banner(name)).partition("\n")[0])
         else:
             self.terminal.write(str(self._banner(name)))
 

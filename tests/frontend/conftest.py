@@ -14,8 +14,9 @@ import trio
 
 from dynamo_trio.discovery import EndpointId, ModelCard
 from dynamo_trio.engines import Engine, Limits
-from dynamo_trio.frontend.app import Frontend
+from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.catalog import open_catalog
+from dynamo_trio.frontend.state import Frontend
 from dynamo_trio.lifecycle import Lifecycle, Timetable
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
 from dynamo_trio.testing import InlineHost, SimCore, SimSettings
@@ -60,7 +61,7 @@ class Answer:
 class Client:
     """Calls an ASGI app directly."""
 
-    app: Frontend
+    app: App
     nursery: trio.Nursery
     #: Seconds that the client takes for each message; None: it never reads again.
     slowness: float | None = 0.0
@@ -178,7 +179,7 @@ async def _open_site(
                 ):
                     await frontend.catalog.wait_for("sim")
                     frontend.ready = True
-                    client = Client(frontend, clients)
+                    client = Client(App(frontend), clients)
                     yield Site(client, frontend, lifecycle, runtime, engine, core)
                     lifecycle.request_stop("the test is over")
                     await lifecycle.wait_stopped()
