@@ -16,17 +16,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import h11
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
 #: Ends a wait that would hang, in seconds.
 PATIENCE = 60.0
-LISTENING = re.compile(r"listening on http://[^ ]*:(\d+)")
+LISTENING = re.compile(r"listening on http://[^\s:]+:(\d+)")
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -57,9 +59,11 @@ class Server:
     lines: list[str] = attrs.field(factory=list)
     _news: threading.Condition = attrs.field(factory=threading.Condition)
     _ended: bool = False
+    _may_read: threading.Event = attrs.field(factory=threading.Event)
     _reader: threading.Thread = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._may_read.set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -69,9 +73,15 @@ class Server:
             with self._news:
                 self.lines.append(line.rstrip("\n"))
                 self._news.notify_all()
+            self._may_read.wait()
         with self._news:
             self._ended = True
             self._news.notify_all()
+
+    def pause_reading(self) -> Callable[[], None]:
+        """Read no more than one line of its standard error until what this returns is called."""
+        self._may_read.clear()
+        return self._may_read.set
 
     # --- its log ------------------------------------------------------------------------
 
@@ -148,6 +158,7 @@ def start_server(*flags: str, **environ: str) -> Server:
 def close_server(server: Server) -> str | None:
     """End a process that its test has left running. Returns what was wrong with it, if anything."""
     wrong = None
+    server._may_read.set()
     if server.popen.poll() is None:
         wrong = _end_by_signals(server.popen)
     server._reader.join(PATIENCE)
@@ -243,15 +254,15 @@ class Http1:
         data = b"" if body is None else json.dumps(body).encode()
         fields = {"host": "test", "content-length": str(len(data))} | headers
         head = h11.Request(method=method, target=path, headers=list(fields.items()))
-        for event in (head, h11.Data(data=data), h11.EndOfMessage()):
-            self.socket.sendall(self._h11.send(event) or b"")
+        events = (head, h11.Data(data=data), h11.EndOfMessage())
+        self.socket.sendall(b"".join(self._h11.send(event) or b"" for event in events))
 
     def next_event(self) -> h11.Event | type[h11.PAUSED]:
         while True:
             event = self._h11.next_event()
             if event is not h11.NEED_DATA:
                 assert not isinstance(event, type) or event is h11.PAUSED
-                return event  # type: ignore[return-value]
+                return event
             self._h11.receive_data(self.socket.recv(65536))
 
     def read_head(self) -> tuple[int, dict[str, str]]:
