@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -42,7 +43,7 @@ class Running:
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(PATIENCE):
-            while not condition():  # noqa: ASYNC110 - there is no event for "whatever you like"
+            while not condition():  # noqa: ASYNC110 - no event says "whatever you like"
                 await trio.sleep(0.001)
 
 
@@ -56,8 +57,8 @@ async def running(
         listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        serve = lambda **kw: serve_http(app, listeners, limits=limits, **kw)  # noqa: E731
-        yield Running(await nursery.start(serve), port, nursery)
+        server = await nursery.start(partial(serve_http, app, listeners, limits=limits))
+        yield Running(server, port, nursery)
         nursery.cancel_scope.cancel()
 
 

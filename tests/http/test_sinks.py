@@ -14,6 +14,7 @@ from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.respond import stream_response
 from dynamo_trio.frontend.sinks import QueueSink, RawSink, SinkOutcome, Wake
 from dynamo_trio.lifecycle.admission import Admission, CutReason
+from tests.http.routes import farewell_to
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -61,7 +62,7 @@ async def own(sink: BodySink, admission: Admission, outcomes: list[SinkOutcome |
         await sink.start(200, [])
         await sink.serve()
 
-    farewell = lambda: None if admission.reason is CutReason.CLIENT_LEFT else b"bye"  # noqa: E731
+    farewell = partial(farewell_to, admission)
     outcomes.append(await stream_response(sink, admission, work, farewell=farewell))
 
 

@@ -1,0 +1,204 @@
+"""HTTP/2 over real loopback sockets, in clear text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import h2.config
+import h2.connection
+import h2.events
+import trio
+
+from dynamo_trio.frontend.guard import data_frames
+from dynamo_trio.frontend.sinks import SinkOutcome
+from tests.http.harness import PATIENCE, client_of, read_to_end, running
+from tests.http.routes import LIMITS, App, finish_stream
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@attrs.define(eq=False)
+class Http2Client:
+    """As much of an HTTP/2 client as the tests need."""
+
+    stream: trio.SocketStream
+    parser: h2.connection.H2Connection = attrs.field(factory=h2.connection.H2Connection)
+    bodies: dict[int, bytes] = attrs.field(factory=dict)
+    statuses: dict[int, bytes] = attrs.field(factory=dict)
+    ended: set[int] = attrs.field(factory=set)
+
+    async def begin(self, method: str, path: str, *, end: bool = True) -> int:
+        number: int = self.parser.get_next_available_stream_id()
+        head = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "t")]
+        self.parser.send_headers(number, head, end_stream=end)
+        await self.flush()
+        return number
+
+    async def flush(self) -> None:
+        await self.stream.send_all(self.parser.data_to_send())
+
+    async def send_data(self, number: int, data: bytes, *, end: bool = False) -> None:
+        self.parser.send_data(number, data, end_stream=end)
+        await self.flush()
+
+    async def read_until_ended(self, number: int) -> bytes:
+        with trio.fail_after(PATIENCE):
+            while number not in self.ended:
+                data = await self.stream.receive_some()
+                assert data, "the server closed the connection"
+                self.take(self.parser.receive_data(data))
+                await self.flush()
+        return self.bodies.get(number, b"")
+
+    def take(self, events: list[h2.events.Event]) -> None:
+        for event in events:
+            if isinstance(event, h2.events.ResponseReceived):
+                assert event.stream_id is not None
+                self.statuses[event.stream_id] = dict(event.headers or [])[b":status"]
+            elif isinstance(event, h2.events.DataReceived):
+                assert event.stream_id is not None
+                self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + (
+                    event.data or b""
+                )
+                self.parser.acknowledge_received_data(
+                    event.flow_controlled_length or 0, event.stream_id
+                )
+            elif isinstance(event, h2.events.StreamEnded):
+                assert event.stream_id is not None
+                self.ended.add(event.stream_id)
+
+
+async def http2(stream: trio.SocketStream) -> Http2Client:
+    config = h2.config.H2Configuration(header_encoding=None)
+    client = Http2Client(stream, h2.connection.H2Connection(config))
+    client.parser.initiate_connection()
+    await client.flush()
+    return client
+
+
+async def test_http2_with_prior_knowledge_many_streams_at_once() -> None:
+    async with running(App(), LIMITS) as server, await server.connect() as stream:
+        client = await http2(stream)
+        echo = await client.begin("POST", "/echo", end=False)
+        streamed = await client.begin("GET", "/stream")
+        await finish_stream(server, b"x" * 100_000)  # more than one window
+        await client.send_data(echo, b"echo", end=True)
+        assert await client.read_until_ended(echo) == b"echo"
+        assert await client.read_until_ended(streamed) == b"x" * 100_000
+
+
+async def test_http2_by_upgrade() -> None:
+    async with running(App(), LIMITS) as server, await server.connect() as stream:
+        client = Http2Client(stream, h2.connection.H2Connection())
+        settings = client.parser.initiate_upgrade_connection()
+        assert settings is not None
+        await stream.send_all(
+            b"GET / HTTP/1.1\r\nhost: t\r\nconnection: upgrade, http2-settings\r\n"
+            b"upgrade: h2c\r\nhttp2-settings: " + settings + b"\r\n\r\n"
+        )
+        assert b"101" in await stream.receive_some(300)
+        await client.flush()
+        assert await client.read_until_ended(1) == b'"hello"'
+
+
+async def test_an_early_answer_on_http2_waits_for_the_body_and_spares_the_other_streams() -> None:
+    """hypercorn alone would end the connection with a KeyError at the first DATA frame."""
+    app = App()
+    async with running(app, LIMITS) as server, await server.connect() as stream:
+        client = await http2(stream)
+        other = await client.begin("GET", "/stream")
+        early = await client.begin("POST", "/early-close", end=False)
+        await trio.sleep(0.05)
+        for _ in range(30):  # more messages than hypercorn queues
+            await client.send_data(early, b"x" * 100)
+        await client.send_data(early, b"x", end=True)
+        assert await client.read_until_ended(early) == b'"early"'
+        assert client.statuses[early] == b"503"
+        await finish_stream(server)
+        assert await client.read_until_ended(other) == b"data"
+        assert server.server.failed == 0
+
+
+async def test_an_upload_that_outlasts_its_early_answer_ends_its_own_connection_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = attrs.evolve(LIMITS, write_time=0.2)
+    async with running(App(), limits) as server, client_of(server) as innocent:
+        assert (await innocent.ask("GET", "/")).status == 200
+        async with await server.connect() as stream:
+            client = await http2(stream)
+            early = await client.begin("POST", "/early", end=False)
+            assert await client.read_until_ended(early) == b'"early"'
+            await client.send_data(early, b"late")
+            await read_to_end(stream)
+        assert (await innocent.ask("GET", "/")).status == 200
+        await server.wait_until(lambda: len(server.server.connections) == 1)
+        assert server.server.failed == 1
+    assert "KeyError" in caplog.text
+
+
+async def test_a_reset_stream_is_noticed_and_spares_the_others() -> None:
+    app = App()
+    async with running(app, LIMITS) as server, await server.connect() as stream:
+        client = await http2(stream)
+        waiting = await client.begin("POST", "/wait")
+        streaming = await client.begin("POST", "/stream")
+        other = await client.begin("POST", "/stream")
+        await server.wait_until(lambda: app.gate.count == 3)
+        client.parser.reset_stream(waiting)
+        client.parser.reset_stream(streaming)
+        await client.flush()
+        await server.wait_until(lambda: app.gate.count == 1)
+        assert app.left == ["client_left"]
+        assert app.outcomes == [SinkOutcome.GONE]
+        await finish_stream(server)
+        assert await client.read_until_ended(other) == b"data"
+
+
+async def test_a_stalled_http2_window_ends_at_the_write_limit() -> None:
+    app = App()
+    limits = attrs.evolve(LIMITS, write_time=0.3)
+    async with running(app, limits) as server, await server.connect() as stream:
+        client = await http2(stream)
+        await client.begin("POST", "/stream")
+        await server.wait_until(lambda: bool(app.streams) and app.streams[0].started)
+        app.streams[0].feed(b"x" * 300_000)  # and no window is ever opened
+        await server.wait_until(lambda: app.outcomes == [SinkOutcome.GONE])
+        await server.wait_until(lambda: not server.server.connections)
+        assert server.server.reset == 1
+
+
+async def test_a_stalled_http2_window_does_not_outlive_the_server() -> None:
+    app = App()
+    async with running(app, LIMITS) as server:
+        async with await server.connect() as stream:
+            client = await http2(stream)
+            await client.begin("POST", "/stream")
+            await server.wait_until(lambda: bool(app.streams) and app.streams[0].started)
+            app.streams[0].feed(b"x" * 300_000)
+            await trio.sleep(0.05)
+            server.nursery.cancel_scope.cancel()
+    assert app.gate.count == 0
+
+
+async def test_an_http2_response_that_breaks_off_does_not_hang_its_client() -> None:
+    async with running(App(), LIMITS) as server, await server.connect() as stream:
+        client = await http2(stream)
+        await client.begin("GET", "/raise-late")
+        await read_to_end(stream)
+
+
+def test_data_frames_are_found_among_others() -> None:
+    sender = h2.connection.H2Connection()
+    sender.initiate_connection()
+    sender.data_to_send()  # the preface is no frame
+    head = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "t")]
+    sender.send_headers(1, head)
+    sender.send_data(1, b"x" * 16_384)
+    sender.ping(b"12345678")
+    sender.send_data(1, b"", end_stream=True)
+    sender.send_headers(3, head)
+    sender.send_data(3, b"abc")
+    assert list(data_frames(sender.data_to_send())) == [(1, 16_384), (1, 0), (3, 3)]
