@@ -365,3 +365,17 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"in vain waited for: {what}"
         time.sleep(0.02)
+
+
+def wait_stalled(port: int) -> None:
+    """Wait until tokens have been generated, and no more are."""
+
+    def generated() -> float:
+        return metric(port, "dynamo_frontend_inter_token_latency_seconds_count")
+
+    def stalled() -> bool:
+        before = generated()
+        time.sleep(0.2)
+        return 0 < before == generated()
+
+    wait_until(stalled, "the engine stalls")

@@ -38,7 +38,7 @@ def test_the_same_question_has_the_same_answer(start_sim: Start) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error(start_sim: Start) -> None:
-    server = start_sim(*QUESTION, "--itl-ms", "20", ready=False)
+    server = start_sim(*QUESTION, "--itl-ms", "5", ready=False)
     assert server.popen.stdout is not None
     assert server.popen.stdout.read(4)
     server.popen.stdout.close()

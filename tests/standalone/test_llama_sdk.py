@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
-from tests.standalone.harness import PATIENCE, Server, ask, in_parallel, metric, wait_until
+from tests.standalone.harness import Server, ask, in_parallel, metric, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.standalone.conftest import Start
@@ -172,25 +172,32 @@ def test_a_client_that_leaves_half_way_frees_its_place(
 
 
 def streams_in_flight(
-    client: openai.OpenAI, model: str, max_tokens: int, stop: threading.Barrier
+    server: Server, model: str, max_tokens: int, stop: Callable[[], None]
 ) -> list[tuple[str | None, str]]:
-    """Eight streams, all begun before ``stop``; each one's finish reason and error code."""
+    """``stop()`` with eight streams in flight; each one's finish reason and error code."""
 
     def one(number: int) -> tuple[str | None, str]:
         messages = [{"role": "user", "content": f"Count to {number}."}]
         options = {"messages": messages, "stream": True, "extra_body": ON}
-        chunks, reason = create(client, model, max_tokens, **options), None
-        next(chunks)
-        next(chunks)
-        stop.wait()
+        reason = None
         try:
-            for chunk in chunks:
+            for chunk in create(client, model, max_tokens, **options):
                 reason = chunk.choices[0].finish_reason or reason
         except openai.APIError as exc:
             return reason, str(exc.code)
         return reason, ""
 
-    return in_parallel([partial(one, number) for number in range(8)])
+    def stop_once_all_run() -> None:
+        wait_until(lambda: metric(port, "dynamo_frontend_active_requests") == 8, "8 active")
+        stop()
+
+    port = server.port
+    with client_of(server) as client, ThreadPoolExecutor(1) as pool:
+        client.models.list()  # what the SDK does only once is done before
+        stopped = pool.submit(stop_once_all_run)
+        ends = in_parallel([partial(one, number) for number in range(8)])
+        stopped.result()
+    return ends
 
 
 def stop_under_load(
@@ -198,9 +205,8 @@ def stop_under_load(
 ) -> tuple[Server, list[tuple[str | None, str]]]:
     environ = {"DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": limit}
     server = start("--model-path", str(model_path), **environ)
-    begun = threading.Barrier(8, action=lambda: server.kill(signal.SIGTERM), timeout=PATIENCE)
-    with client_of(server) as client:
-        ends = streams_in_flight(client, model_path.name.split(".")[0], max_tokens, begun)
+    model = model_path.name.split(".")[0]
+    ends = streams_in_flight(server, model, max_tokens, lambda: server.kill(signal.SIGTERM))
     return server, ends
 
 
@@ -266,9 +272,7 @@ def test_a_second_sigint_ends_it_now(start: Start, model_path: Path) -> None:
         server.wait_log("phase draining")
         server.kill(signal.SIGINT)
 
-    with client_of(server) as client:
-        begun = threading.Barrier(8, action=press_twice, timeout=PATIENCE)
-        ends = streams_in_flight(client, model_path.name.split(".")[0], 500, begun)
+    ends = streams_in_flight(server, model_path.name.split(".")[0], 500, press_twice)
     assert server.end() == 0
     assert ends == [(None, "cut")] * 8
     assert server.report["requests"]["cut"] == 8

@@ -79,7 +79,7 @@ def test_at_the_limit_each_stream_says_farewell(start_sim: Start, limit: str) ->
 
 
 def test_short_streams_complete_beside_one_that_is_cut(start_sim: Start) -> None:
-    server = start_sim("--itl-ms", "15", DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS="3")
+    server = start_sim("--itl-ms", "15", DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS="2")
     with (
         open_streams(server.port, 1, ENDLESS) as long,
         open_streams(server.port, 3, chat(16)) as short,
@@ -135,7 +135,7 @@ LATE = [
 
 @pytest.mark.parametrize("kept_alive", [False, True])
 def test_new_requests_are_refused_while_it_drains(start_sim: Start, kept_alive: bool) -> None:
-    server = start_sim(*SLOW, **PATIENT)
+    server = start_sim("--itl-ms", "20", **PATIENT)
     port = server.port
     with ExitStack() as stack, open_streams(port, 1, chat(60)) as streams:
         used = [stack.enter_context(Http1(port)) for _ in LATE]
@@ -192,10 +192,8 @@ def test_a_client_that_leaves_frees_the_engine(start_sim: Start) -> None:
     # Both places are free again: two more run at once, where two endless ones had them.
     answers = in_parallel([lambda: ask(port, "POST", "/v1/chat/completions", chat(4))] * 2)
     assert all(answer.is_done for answer in answers)
-    server.kill(signal.SIGTERM)
-    assert server.end() == 0
-    assert "nothing is in flight" in server.wait_log("stopping gracefully")
-    assert server.report["served_before"] == 4
+    assert server.stop() == 0
+    assert server.report["served_before"] + server.report["requests"]["finished"] == 4
 
 
 def test_a_client_that_leaves_during_the_drain_ends_it(start_sim: Start) -> None:

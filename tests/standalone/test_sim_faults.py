@@ -17,6 +17,7 @@ from tests.standalone.harness import (
     ask,
     chat,
     finish_all,
+    in_parallel,
     open_streams,
     wait_until,
 )
@@ -66,13 +67,15 @@ def said_why(answer: Answer) -> str:
         ("die", "engine_dead"),
         ("raise", "engine_dead"),
         ("stall", "engine_hung"),
-        ("hang", "engine_hung"),
     ],
 )
 def test_an_engine_that_fails_in_a_step(
     start_sim: Start, tmp_path: Path, fault: str, reason: str
 ) -> None:
-    path = tmp_path / "report"
+    failing_step(start_sim, tmp_path / "report", fault, reason)
+
+
+def failing_step(start_sim: Start, path: Path, fault: str, reason: str) -> None:
     server = start_sim(
         *("--sim-fault", fault, "--sim-fault-after", "15", "--itl-ms", "10"),
         DYN_TRIO_ENGINE_STEP_TIMEOUT_SECS="0.5",
@@ -128,8 +131,7 @@ def test_a_load_that_fails(start_sim: Start, tmp_path: Path) -> None:
     check_report(server, path, 1)
 
 
-@pytest.mark.parametrize("fault", ["load-hang", "load-stall"])
-def test_a_load_that_does_not_come_back(start_sim: Start, fault: str) -> None:
+def overdue_load(start_sim: Start, fault: str) -> None:
     limit = {"DYN_TRIO_ENGINE_LOAD_TIMEOUT_SECS": "0.5"}
     server = start_sim("--sim-fault", fault, ready=False, **limit)
     server.wait_log("loading sim")
@@ -138,7 +140,11 @@ def test_a_load_that_does_not_come_back(start_sim: Start, fault: str) -> None:
     assert len(server.report["errors"]) >= 1
 
 
-def test_a_signal_while_the_load_hangs(start_sim: Start) -> None:
+def test_a_load_that_is_overdue(start_sim: Start) -> None:
+    overdue_load(start_sim, "load-stall")
+
+
+def signal_while_the_load_hangs(start_sim: Start) -> None:
     server = start_sim("--sim-fault", "load-hang", ready=False)
     server.wait_log("loading sim")
     server.kill(signal.SIGTERM)
@@ -182,8 +188,7 @@ def test_a_child_that_the_engine_leaves_behind_does_not_hold_the_exit(start_sim:
 # --- the last resort ------------------------------------------------------------------------------
 
 
-def test_the_watchdog_ends_a_stop_behind_a_hung_engine(start_sim: Start, tmp_path: Path) -> None:
-    path = tmp_path / "report"
+def watchdog_behind_a_hung_engine(start_sim: Start, path: Path) -> None:
     server = start_sim(
         *("--sim-fault", "hang", "--sim-fault-after", "5"),
         DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS="5",
@@ -197,6 +202,18 @@ def test_the_watchdog_ends_a_stop_behind_a_hung_engine(start_sim: Start, tmp_pat
     check_report(server, path, 70)
     assert server.report["cause"] == "SIGTERM"
     assert server.report["requests"]["cut"] == 2
+
+
+def test_calls_that_never_return(start_sim: Start, tmp_path: Path) -> None:
+    """An engine has 5 s to come back when interrupted; these wait them out together."""
+    in_parallel(
+        [
+            lambda: failing_step(start_sim, tmp_path / "step", "hang", "engine_hung"),
+            lambda: overdue_load(start_sim, "load-hang"),
+            lambda: signal_while_the_load_hangs(start_sim),
+            lambda: watchdog_behind_a_hung_engine(start_sim, tmp_path / "watchdog"),
+        ]
+    )
 
 
 def test_the_report_goes_to_stderr_when_the_file_cannot_be_written(start_sim: Start) -> None:

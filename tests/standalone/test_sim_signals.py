@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.standalone.harness import Server, ask, chat, finish_all, in_parallel, open_streams
+from tests.standalone.harness import (
+    Server,
+    ask,
+    chat,
+    finish_all,
+    in_parallel,
+    open_streams,
+    wait_stalled,
+)
 
 if TYPE_CHECKING:
     from tests.standalone.conftest import Start
@@ -38,8 +46,9 @@ def test_a_sigint_during_a_stop_ends_it_now(start_sim: Start, first: signal.Sign
 
 
 def test_three_sigints_leave_even_if_the_engine_hangs(start_sim: Start) -> None:
-    server = start_sim("--sim-fault", "hang", "--sim-fault-after", "3", **PATIENT)
+    server = start_sim("--sim-fault", "hang", "--sim-fault-after", "9", **PATIENT)
     with open_streams(server.port, 2, ENDLESS) as streams:
+        wait_stalled(server.port)
         server.kill(signal.SIGINT)
         server.wait_log("phase draining")
         server.kill(signal.SIGINT)
