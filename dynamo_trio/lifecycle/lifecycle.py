@@ -208,7 +208,9 @@ class Lifecycle:
 
     def describe_left(self) -> str:
         """Who is still here, in words."""
-        labels = [admission.label for admission in self.in_flight()]
+        # A request of the front has another one at an endpoint behind it: it is told of once.
+        inside = self.http.admissions() or self.work.admissions()
+        labels = [admission.label for admission in inside]
         if not labels:
             return "nothing is in flight"
         endpoints = {label.rpartition(" ")[0] for label in labels}

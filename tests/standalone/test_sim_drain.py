@@ -248,7 +248,6 @@ def test_a_repeated_sigterm_is_logged_and_changes_nothing(start_sim: Start) -> N
     assert server.end() == 0
 
 
-@pytest.mark.xfail(reason="each request is counted at both gates: 4 requests of 2 endpoints")
 def test_what_is_in_flight_is_counted_once(start_sim: Start) -> None:
     server = start_sim(*SLOW, **HASTY)
     with open_streams(server.port, 2, ENDLESS):

@@ -201,9 +201,11 @@ def test_a_log_that_nobody_reads_holds_nothing_up(start_sim: Start) -> None:
     server = start_sim("--log", "debug", "--itl-ms", "0")
     port, read = server.port, server.pause_reading()
     body = {"model": "sim", "prompt": "x", "max_tokens": 1}
+    name = "x" * 128  # it stands twice in each line, and a pipe holds 64 KiB
     with Http1(port) as client:
-        for _ in range(600):  # more than 150 bytes of log each; a pipe holds 64 KiB
-            assert client.ask("POST", "/v1/completions", body).status == 200
+        for _ in range(300):
+            answer = client.ask("POST", "/v1/completions", body, **{"x-request-id": name})
+            assert answer.status == 200
     server.kill(signal.SIGTERM)
     assert server.popen.wait(PATIENCE) == 0
     read()
