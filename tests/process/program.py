@@ -20,7 +20,7 @@ import trio.testing  # noqa: E402 - see above
 
 from dynamo_trio.errors import ConfigError, PortInUse  # noqa: E402 - see above
 from dynamo_trio.lifecycle import Gate, Lifecycle, Outcome, Timetable  # noqa: E402 - see above
-from dynamo_trio.process import ProcessContext, run_process  # noqa: E402 - see above
+from dynamo_trio.process import ProcessContext, run_process, watchdog  # noqa: E402 - see above
 
 #: No grace, patience without end, and a watchdog that cannot interfere.
 CALM = Timetable(grace=0, drain=900)
@@ -188,6 +188,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     if scenario == "early":
         wait_for_signal()
+    if scenario == "never_attaches":
+        watchdog.EARLY_LIMIT = float(os.environ.get("EARLY_LIMIT", "1000"))
     path = os.environ.get("REPORT")
     run_process(globals()[scenario], report_path=Path(path) if path else None)
 

@@ -318,6 +318,13 @@ def test_the_watchdog_ends_what_hangs(start: Any, scenario: str) -> None:
     assert child.report["phases"][-1]["outcome"] == "unfinished"
 
 
+def test_the_watchdog_knows_a_limit_before_there_is_a_timetable(start: Any) -> None:
+    child = start("never_attaches", EARLY_LIMIT="0.3")
+    child.kill(signal.SIGTERM)
+    assert child.end() == 70
+    assert child.report["phase"] == "starting"
+
+
 def test_faulthandler_ends_what_holds_the_gil(start: Any) -> None:
     child = start("holds_gil")
     child.kill(signal.SIGTERM)
