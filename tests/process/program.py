@@ -87,14 +87,18 @@ async def thread_hangs(context: ProcessContext) -> None:
     await serve(context, Lifecycle(WATCHED), stuck_thread)
 
 
-async def loop_spins(context: ProcessContext) -> None:
+async def loop_spins(context: ProcessContext, timetable: Timetable = WATCHED) -> None:
     async def spin(_gate: Gate) -> None:
         await lifecycle.wait_stop_requested()
         while True:
             pass
 
-    lifecycle = Lifecycle(WATCHED)
+    lifecycle = Lifecycle(timetable)
     await serve(context, lifecycle, spin)
+
+
+async def loop_spins_unwatched(context: ProcessContext) -> None:
+    await loop_spins(context, CALM)
 
 
 async def holds_gil(context: ProcessContext) -> None:

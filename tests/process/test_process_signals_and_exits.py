@@ -152,12 +152,12 @@ def test_the_last_sigint_leaves_at_once(start: Any) -> None:
     child.kill(signal.SIGINT)
     assert child.end() == 130
     assert child.report["exit_code"] == 130
-    assert child.report["phase"] == "stopping"
+    assert child.report["phase"] in ("stopping", "stopped")
     assert child.report["leftovers"] == ["stubborn 1"]
 
 
 def test_the_last_sigint_needs_no_turning_loop(start: Any) -> None:
-    child = start("loop_spins")
+    child = start("loop_spins_unwatched")
     child.kill(signal.SIGTERM)
     child.wait_log("phase grace")
     child.kill(signal.SIGINT)
