@@ -200,7 +200,7 @@ class Generation:
             partial(self._pump, prepared, answer),
             farewell=lambda: answer.farewell(self._cut_error()),
         )
-        self._settle(answer, delivered=sink.complete)
+        self._settle(answer, delivered=sink.complete or sink.handed_over)
         if not sink.started:
             raise answer.error or self._cut_error() or Cancelled("the client left")
 

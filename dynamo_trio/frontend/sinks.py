@@ -110,6 +110,8 @@ class BodySink(ABC):
     _limit: trio.CancelScope | None = None
     #: The terminator was handed over, behind every byte of the body.
     complete: bool = False
+    #: Bytes of the body were thrown away, because nobody could be given them any more.
+    _torn: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self._exchange is not None:
@@ -126,6 +128,15 @@ class BodySink(ABC):
     def writable(self) -> bool:
         """Should the source go on? If not, ``on_low_water`` will say when."""
         return not self._paused
+
+    @property
+    def handed_over(self) -> bool:
+        """Has every byte of the body so far been taken from us?
+
+        Then a client that has left may well have read all: some hang up at the last event
+        that they know, without waiting for the terminator.
+        """
+        return not (self._torn or self._unsent or self.late)
 
     def feed(self, data: bytes) -> None:
         """Send ``data`` as soon as it goes. After the outcome it is dropped, and counted."""
@@ -145,6 +156,7 @@ class BodySink(ABC):
     def client_left(self) -> None:
         """Nobody reads any more."""
         self._broken = True
+        self._torn = self._torn or bool(self._unsent)
         self._unsent.clear()
         self.finish(SinkOutcome.GONE)
         self.attention.set()
@@ -303,7 +315,9 @@ class RawSink(BodySink):
             self._keep(frame)
             return
         sent = self._write(frame)
-        if sent < len(frame) and not self._broken:
+        if self._broken:
+            self._torn = True
+        elif sent < len(frame):
             self.partial += 1
             self._keep(memoryview(frame)[sent:])
 

@@ -196,6 +196,28 @@ def test_a_client_that_leaves_frees_the_engine(start_sim: Start) -> None:
     assert server.report["served_before"] + server.report["requests"]["finished"] == 4
 
 
+def test_a_client_that_hangs_up_after_done_was_served(start_sim: Start) -> None:
+    # As OpenAI's SDK does: it does not wait for the end of the body behind [DONE].
+    server = start_sim("--itl-ms", "1", "--max-running", "16")
+
+    def read_up_to_done() -> None:
+        with Http1(server.port) as connection:
+            connection.send("POST", "/v1/chat/completions", chat(4))
+            assert connection.read_head()[0] == 200
+            said = b""
+            while b"[DONE]" not in said:
+                piece = connection.read_piece()
+                assert piece is not None
+                said += piece
+
+    for _ in range(8):
+        in_parallel([read_up_to_done] * 8)
+    assert server.stop() == 0
+    assert server.report["served_before"] + server.report["requests"]["finished"] == 64
+    assert server.report["requests"]["cancelled"] == 0
+    assert "cancelled" not in server.log.partition("shutdown_report")[0]
+
+
 def test_a_client_that_leaves_during_the_drain_ends_it(start_sim: Start) -> None:
     server = start_sim(*SLOW, **PATIENT)
     with open_streams(server.port, 2, ENDLESS):
