@@ -198,6 +198,7 @@ class EndpointService:
         try:
             self.nursery.start_soon(self._run, call, args, kept, name=call.admission.label)
         except RuntimeError:  # the nursery is closed: teardown has overtaken the gate
+            call.admission.settle(Outcome.LOST)
             kept.close()
             raise Draining("the worker is shutting down") from None
 

@@ -34,6 +34,7 @@ around :meth:`Lifecycle.run`, from the inside out.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -96,6 +97,8 @@ class Lifecycle:
     _fatal: bool = attrs.field(init=False, default=False)
     # What a fatal error ends at once: waiting for peers, calls that may need the engine.
     _patience: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    # The limit of the front's drain while that runs.
+    _front_limit: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
         gates = (self.http, self.work) if self._has_front else (self.work, self.http)
@@ -114,7 +117,7 @@ class Lifecycle:
         if self.stopping:
             logger.debug("%s: already stopping because of %s", cause, self.cause)
             return
-        late = f", {age:.1f} s after the signal" if age else ""
+        late = f", {age:.1f} s after the signal" if age >= 0.1 else ""
         logger.info("%s: stopping gracefully%s; %s", cause, late, self.describe_left())
         self._begin(cause, age)
         if self.timetable.total is not None:
@@ -151,12 +154,14 @@ class Lifecycle:
         """Call this, once, to take the process out of discovery."""
         self._withdrawal.ways.append(unregister)
 
-    def on_abort(self, abort: Callable[[], object]) -> None:
+    def on_abort(self, abort: Callable[[], object]) -> Callable[[], None]:
         """Call this, once, if somebody is still there when the time for farewells is over.
 
         It is the hard way: cancel the nursery of the request tasks, abort connections.
+        Returns a function that takes the callback back.
         """
         self._abort.append(abort)
+        return partial(self._abort.remove, abort)
 
     def on_overdue(self, tell: Callable[[float], object]) -> None:
         """Tell this in how many seconds the stop is overdue: when it begins, when it shrinks."""
@@ -200,7 +205,8 @@ class Lifecycle:
         shared = self._deadlines.hard
         if self.phase < Phase.STOPPING:
             shared = min(shared, self._deadlines.budget.deadline)
-        return max(0.0, min(self._record.track.scope.deadline, shared) - trio.current_time())
+        own = min(self._record.track.scope.deadline, self._front_limit.deadline)
+        return max(0.0, min(own, shared) - trio.current_time())
 
     def in_flight(self) -> tuple[Admission, ...]:
         """Every request that is admitted, those in their farewell among them."""
@@ -328,8 +334,9 @@ class Lifecycle:
         """The HTTP drain to its end, or to its limit: then everybody there says farewell."""
         self.http.close()
         assert self.timetable.http_drain is not None
-        limit = trio.move_on_after(self.timetable.http_drain)
-        await self._attempt("http_drain", limit, self.http.wait_idle)
+        self._front_limit = trio.move_on_after(self.timetable.http_drain)
+        await self._attempt("http_drain", self._front_limit, self.http.wait_idle)
+        self._front_limit = trio.CancelScope()
         if self.http.count:
             self.http.cut_all(CutReason.DRAIN_LIMIT)
             limit = trio.move_on_after(self.timetable.farewell)

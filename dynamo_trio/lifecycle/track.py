@@ -54,7 +54,7 @@ class PhaseTrack:
         self.journal.changed()
         for reached in (*passed, phase):
             self._reached[reached].set()
-        logger.info("phase %s", phase.label, extra={"phase": phase.label})
+        logger.info("phase %s", phase.label)
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[trio.CancelScope]:
