@@ -212,6 +212,51 @@ class EngineHung(EngineShutdown):
     reason = "engine_hung"
 
 
+# --- what travels is wrong: whose fault it is decides whether another peer helps ----------
+
+
+class ProtocolError(DynamoException):
+    """A rule of the wire was broken; see the two subclasses for by whom."""
+
+    reason = "protocol_error"
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break a rule of the wire: a mistake in this program. Nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the wire does not allow. Its connection is of no more use.
+
+    Another worker may keep to the rules, so a request that met this may go there.
+    """
+
+    migratable = True
+
+
+class MessageTooLarge(RemoteProtocolError):
+    """The peer announced a message above the limit. It would be as large elsewhere.
+
+    ``size`` and ``limit`` are bytes of the whole message.
+    """
+
+    migratable = False
+    status = 413
+    reason = "message_too_large"
+
+    def __init__(self, message: str = "", *, size: int = 0, limit: int = 0) -> None:
+        super().__init__(message or f"message too large: {size} bytes (max: {limit} bytes)")
+        self.size = size
+        self.limit = limit
+
+
+class UnreadableItem(RemoteProtocolError):
+    """An item of a stream has not the form of one. As in Dynamo 1.5.1 the request stays here."""
+
+    migratable = False
+    reason = "unreadable_item"
+
+
 # --- the operator or the machine: the process cannot start ------------------------
 
 

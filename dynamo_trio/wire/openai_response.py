@@ -20,6 +20,7 @@ from attrs import frozen
 
 from dynamo_trio.errors import DynamoException, InvalidArgument, Unknown
 from dynamo_trio.wire import sse
+from dynamo_trio.wire.llm import FinishError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,12 +51,14 @@ def openai_finish(reason: FinishReason) -> OpenAIFinish:
     """An engine's finish reason in OpenAI's words.
 
     Raises:
-        Unknown: the engine ended with an error and nothing more precise was said.
+        Unknown: the engine ended with an error and nothing more precise was said, or for a
+            reason that has no word here yet.
     """
     try:
         return _FINISH[reason]
     except KeyError:
-        raise Unknown("The engine ended the request with an error.") from None
+        said = reason.error if isinstance(reason, FinishError) else ""
+        raise Unknown(said or "The engine ended the request with an error.") from None
 
 
 def json_string(text: str) -> bytes:

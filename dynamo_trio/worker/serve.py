@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynamo_trio.engines import Delta, Engine, Request
-from dynamo_trio.wire.llm import CompletionUsage, LLMEngineOutput, PreprocessedRequest
+from dynamo_trio.wire.llm import (
+    CompletionUsage,
+    FinishError,
+    LLMEngineOutput,
+    PreprocessedRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from dynamo_trio import engines
     from dynamo_trio.context import Context
     from dynamo_trio.endpoint import Handler
+    from dynamo_trio.wire.llm import FinishReason
 
 
 def to_engine(request: PreprocessedRequest, request_id: str) -> Request:
@@ -37,6 +44,15 @@ def to_engine(request: PreprocessedRequest, request_id: str) -> Request:
     )
 
 
+#: An engine's words for the end -> those of the wire.
+_FINISH: dict[engines.FinishReason, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "aborted": "cancelled",
+    "error": FinishError("The engine failed."),
+}
+
+
 def engine_handler(engine: Engine) -> Handler:
     """The handler of ``generate``: one engine stream per request."""
 
@@ -60,6 +76,6 @@ def _output(delta: Delta, prompt: int, sent: int) -> LLMEngineOutput:
     )
     return LLMEngineOutput(
         token_ids=list(delta.token_ids),
-        finish_reason="cancelled" if delta.finish_reason == "aborted" else delta.finish_reason,
+        finish_reason=_FINISH[delta.finish_reason],
         completion_usage=usage,
     )

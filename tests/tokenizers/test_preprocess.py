@@ -20,7 +20,13 @@ from dynamo_trio.errors import (
 )
 from dynamo_trio.tokenizers import ByteTokenizer, OutputProcessor, Preprocessor
 from dynamo_trio.tokenizers.bytes_ import END_OF_TEXT, IM_END
-from dynamo_trio.wire.llm import CompletionUsage, LLMEngineOutput, SamplingOptions, StopConditions
+from dynamo_trio.wire.llm import (
+    CompletionUsage,
+    FinishError,
+    LLMEngineOutput,
+    SamplingOptions,
+    StopConditions,
+)
 from dynamo_trio.wire.openai_request import ChatRequest, CompletionRequest, Message
 
 if TYPE_CHECKING:
@@ -297,7 +303,7 @@ def test_text_of_the_engine_wins_over_its_ids() -> None:
 
 def test_an_engine_error_is_raised() -> None:
     with pytest.raises(Unknown):
-        output().push_ids([], "error")
+        output().push_ids([], FinishError("boom"))
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_trio import errors
 from dynamo_trio.wire import openai_response as responses
-from dynamo_trio.wire.llm import CompletionUsage
+from dynamo_trio.wire.llm import CompletionUsage, FinishError
 from dynamo_trio.wire.sse import EventParser
 
 USAGE = CompletionUsage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
@@ -108,8 +108,8 @@ def test_finish_reasons(reason: Any, finish: str) -> None:
 
 
 def test_an_engine_error_is_no_finish_reason() -> None:
-    with pytest.raises(errors.Unknown):
-        responses.openai_finish("error")
+    with pytest.raises(errors.Unknown, match="boom"):
+        responses.openai_finish(FinishError("boom"))
 
 
 # --- errors --------------------------------------------------------------------------
