@@ -307,7 +307,7 @@ def test_a_model_that_is_cut_short(
 
 
 def test_ask(start: Start, model_path: Path) -> None:
-    ask = ("--ask", "What is 2 + 2?")
+    ask = ("--ask", "Hi")  # a short answer
     server = start("--model-path", str(model_path), *ask, ready=False)
     assert server.popen.stdout is not None
     answer = server.popen.stdout.read()

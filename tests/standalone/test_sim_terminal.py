@@ -192,8 +192,9 @@ def test_json_lines_on_demand(start_sim: Start) -> None:
     assert all({"time", "level", "target", "message"} <= entry.keys() for entry in entries[:-1])
     assert entries[-1]["event"] == "shutdown_report"
     assert any(entry.get("request_id") == "mine" for entry in entries)
-    phases = [entry["phase"] for entry in entries[:-1] if "phase" in entry]
-    assert phases == ["draining", "stopping", "stopped"]
+    told = [entry["message"] for entry in entries[:-1]]
+    phases = [text for text in told if text.startswith("phase ")]
+    assert phases == ["phase draining", "phase stopping", "phase stopped"]
 
 
 def test_a_log_that_nobody_reads_holds_nothing_up(start_sim: Start) -> None:
