@@ -103,7 +103,7 @@ def sweep(start_sim: Start, offsets: list[float]) -> None:
 
 
 def test_a_signal_at_any_moment_of_the_start_is_a_graceful_stop(start_sim: Start) -> None:
-    sweep(start_sim, [i * 0.03 for i in range(20)])
+    sweep(start_sim, [i * 0.045 for i in range(14)])
 
 
 @pytest.mark.soak
