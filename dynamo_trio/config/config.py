@@ -406,6 +406,14 @@ class Config:
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
 
     @classmethod
+    def report_path(cls, environ: Mapping[str, str] | None = None) -> Path | None:
+        """``DYN_TRIO_SHUTDOWN_REPORT`` alone: where to report that other settings are wrong."""
+        environ = os.environ if environ is None else environ
+        option = options_of(cls)["shutdown_report"]
+        text = environ.get(option.env or "")
+        return Path(text) if text else None
+
+    @classmethod
     def from_args_and_env(
         cls,
         argv: Sequence[str] | None = None,

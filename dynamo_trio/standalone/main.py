@@ -14,8 +14,6 @@ from dynamo_trio.errors import ConfigError
 from dynamo_trio.process.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dynamo_trio.process.run import ProcessContext
 
 logger = logging.getLogger("dynamo_trio")
@@ -23,10 +21,6 @@ logger = logging.getLogger("dynamo_trio")
 DESCRIPTION = (
     "Serve a model with an OpenAI-compatible HTTP frontend, router and worker in one process."
 )
-
-
-#: The variable that counts although others are wrong.
-REPORT = "DYN_TRIO_SHUTDOWN_REPORT"
 
 
 def main() -> NoReturn:
@@ -47,18 +41,11 @@ def _refuse(exc: ConfigError) -> NoReturn:
         print(f"dynamo_trio: {exc}", file=sys.stderr, flush=True)
     from dynamo_trio.process.last_words import LastWords
 
-    words = LastWords(_report_path())
+    words = LastWords(Config.report_path())
     lines = [line.strip() for line in str(exc).splitlines()]
     words.errors += lines[1:] or lines  # of several problems the first line is the heading
     words.say(ExitCode.USAGE, patience=1.0)
     os._exit(ExitCode.USAGE)
-
-
-def _report_path() -> Path | None:
-    alone = {name: value for name, value in os.environ.items() if name == REPORT}
-    with suppress(ConfigError):
-        return Config.from_args_and_env([], alone).shutdown_report
-    return None
 
 
 def _show(text: str) -> NoReturn:

@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -333,7 +334,7 @@ def open_streams(port: int, count: int, body: Json) -> Iterator[list[Stream]]:
     try:
         for connection in connections:
             connection.send("POST", "/v1/chat/completions", body)
-        yield in_parallel([lambda c=c: _begin(c) for c in connections])  # type: ignore[misc]
+        yield in_parallel([partial(_begin, connection) for connection in connections])
     finally:
         for connection in connections:
             connection.socket.close()
