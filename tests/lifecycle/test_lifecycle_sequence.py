@@ -390,10 +390,10 @@ async def test_a_handler_that_raises_counts_as_ended(
 @pytest.mark.parametrize(
     ("policy", "places", "left"),
     [
-        (DrainPolicy.FINISH, 9, [1, 11, 11]),
-        (DrainPolicy.MIGRATE, 0, [1, 1, 1]),
-        (DrainPolicy.AUTO, 9, [1, 11, 1]),  # the second has no estimate
-        (DrainPolicy.AUTO, 0, [1, 11, 11]),
+        (DrainPolicy.FINISH, 9, [0.5, 11, 11]),
+        (DrainPolicy.MIGRATE, 0, [0.5, 1, 1]),
+        (DrainPolicy.AUTO, 9, [0.5, 11, 1]),  # the second has no estimate
+        (DrainPolicy.AUTO, 0, [0.5, 11, 11]),
     ],
 )
 async def test_the_policy_is_applied_at_the_interrupt(
@@ -402,7 +402,7 @@ async def test_the_policy_is_applied_at_the_interrupt(
     timetable = Timetable(grace=1, drain=10, drain_policy=policy)
     async with running(timetable, places=lambda: places) as world:
         requests = [
-            world.request(1, estimate=lambda: 0.0),
+            world.request(0.5, estimate=lambda: 0.0),
             world.request(100),
             world.request(100, estimate=lambda: 99.0),
         ]
@@ -516,13 +516,15 @@ async def test_a_total_of_nothing_ends_at_once(running: Running, autojump_clock:
         await world.lifecycle.wait_stopped()
         await trio.testing.wait_all_tasks_blocked()
     assert world.now == 0
-    assert world.lifecycle.report().requests == {Outcome.LOST: 1}
+    # The farewell and the abort are due in the same instant: whichever task runs first wins.
+    (outcome,) = world.lifecycle.report().requests
+    assert outcome in (Outcome.CUT, Outcome.LOST)
 
 
 # --- hurrying ------------------------------------------------------------------------------------
 
 #: When to interfere, and the phase that the stop is in then.
-WHEN = [(0, Phase.GRACE), (3, Phase.GRACE), (7, Phase.DRAINING), (12, Phase.DRAINING)]
+WHEN = [(0, Phase.GRACE), (3, Phase.GRACE), (7.5, Phase.DRAINING), (12, Phase.DRAINING)]
 
 
 @pytest.fixture
