@@ -66,7 +66,7 @@ class _Handshake(msgspec.Struct, frozen=True):
 
 
 class _Prologue(msgspec.Struct, frozen=True):
-    error: str | None = None
+    error: str | None
     typed_error: WireError | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -93,7 +93,7 @@ def _header_of(event: UpEvent | DownEvent) -> object:
     if isinstance(event, Handshake):
         return _Handshake(event.subject, RESPONSE)
     if isinstance(event, Accepted):
-        return _Prologue()
+        return _Prologue(None)
     if isinstance(event, Refused):
         typed = msgspec.UNSET if event.error is None else event.error
         return _Prologue(event.text, typed)

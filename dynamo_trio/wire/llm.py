@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from dynamo_trio.wire.careful import CarefulReader
 from dynamo_trio.wire.codec import Codec, per_codec
 
 if TYPE_CHECKING:
@@ -171,8 +172,22 @@ class LLMEngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 # --- reading and writing -----------------------------------------------------------------
 
-_request_readers = per_codec(lambda codec: codec.decoder(PreprocessedRequest, "request"))
-_output_readers = per_codec(lambda codec: codec.decoder(LLMEngineOutput, "engine output"))
+_OPEN_IN_REQUESTS: dict[type[msgspec.Struct], frozenset[str]] = {
+    PreprocessedRequest: frozenset({"router_config_override", "extra_args", "agent_context"}),
+    SamplingOptions: frozenset({"guided_decoding"}),
+}
+_OPEN_IN_OUTPUTS: dict[type[msgspec.Struct], frozenset[str]] = {
+    LLMEngineOutput: frozenset(
+        {"top_logprobs", "disaggregated_params", "extra_args", "engine_data"}
+    ),
+}
+
+_request_readers = per_codec(
+    lambda codec: CarefulReader(codec, PreprocessedRequest, _OPEN_IN_REQUESTS, "request")
+)
+_output_readers = per_codec(
+    lambda codec: CarefulReader(codec, LLMEngineOutput, _OPEN_IN_OUTPUTS, "engine output")
+)
 
 
 def read_request(codec: Codec, body: bytes) -> PreprocessedRequest:

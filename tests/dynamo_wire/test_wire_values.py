@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
 from dynamo_trio.wire.annotated import annotate, read_item
 from dynamo_trio.wire.card import CheckedFile, format_model_types
+from dynamo_trio.wire.careful import MAX_OPEN
 from dynamo_trio.wire.codec import JSON, MSGPACK, Codec, codec_named
 from dynamo_trio.wire.keys import MAX_ID
 from dynamo_trio.wire.llm import (
@@ -266,6 +267,48 @@ def test_a_bomb_is_a_typed_error(name: str) -> None:
     codec, body = BOMBS[name]
     with pytest.raises(RemoteProtocolError):
         read_request(codec, body)
+
+
+LARGE = [0] * MAX_OPEN
+
+
+@CODECS
+@given(request=requests, output=outputs)
+@settings(max_examples=10)
+def test_a_large_body_is_read_like_a_small_one(
+    codec: Codec, request: PreprocessedRequest, output: LLMEngineOutput
+) -> None:
+    request = msgspec.structs.replace(request, token_ids=LARGE)
+    assert read_request(codec, codec.encode(request)) == request
+    output = msgspec.structs.replace(output, token_ids=LARGE)
+    assert output_reader(codec)(codec.encode(output)) == output
+
+
+@CODECS
+@pytest.mark.parametrize(
+    "fields",
+    [{"extra_args": None}, {"sampling_options": {"guided_decoding": 1}}, {"agent_context": []}],
+    ids=str,
+)
+def test_a_large_body_obeys_the_same_rules(codec: Codec, fields: dict[str, object]) -> None:
+    for token_ids in ([0], LARGE):
+        with pytest.raises(RemoteProtocolError):
+            read_request(codec, codec.encode({"token_ids": token_ids, **fields}))
+
+
+@CODECS
+def test_a_large_body_cannot_grow(codec: Codec) -> None:
+    open_value = codec.encode({"x": [[]] * MAX_OPEN})
+    body = codec.encode({"token_ids": [7], "extra_args": {}})
+    empty = codec.encode({})
+    assert body.count(empty) == 1
+    with pytest.raises(RemoteProtocolError, match="bytes in its 'extra_args'"):
+        read_request(codec, body.replace(empty, open_value))
+    strange = codec.encode({"token_ids": [7], "strange": {}}).replace(empty, open_value)
+    assert read_request(codec, strange) == PreprocessedRequest(token_ids=[7])
+    output = codec.encode({"token_ids": [7], "top_logprobs": [[]] * MAX_OPEN})
+    with pytest.raises(RemoteProtocolError, match="bytes in its 'top_logprobs'"):
+        output_reader(codec)(output)
 
 
 @given(codecs, st.binary(max_size=60))
