@@ -29,19 +29,17 @@ import trio
 from attrs import define, frozen
 
 from dynamo_trio import errors
-from dynamo_trio.engines.hosts import Host, ThreadHost
+from dynamo_trio.engines.hosts import Host, Shield, ThreadHost, shielded
 from dynamo_trio.engines.protocol import CoreInfo, Delta, Request, Stats, StepCore
 from dynamo_trio.engines.stream import DeltaStream
 from dynamo_trio.engines.turn import Turn, iterate, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     Sink = Callable[[Delta], None]
     StepListener = Callable[[Sequence[Delta]], None]
     #: Given a limit in seconds, a shielded cancel scope; ``lifecycle.cleanup`` is one.
-    CloseScope = Callable[[float], AbstractContextManager[trio.CancelScope]]
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +70,6 @@ class Limits:
     load: float = 600.0
     close: float = 30.0
     interrupt: float = 5.0
-
-
-def _shielded(limit: float) -> trio.CancelScope:
-    return trio.move_on_after(limit, shield=True)
 
 
 def _nothing(*_: object) -> None:
@@ -349,16 +343,13 @@ class Engine:
         self._state = State.READY
 
     def _leave_loop(self) -> None:
-        """End the loop at the next boundary, and bring that near: nobody wants the step."""
+        """Nobody wants another step."""
         if self._state in (State.READY, State.DRAINING):
             self._state = State.CLOSED
         self._leaving = True
         self._wake.set()
-        if self._host.inflight and not self._host.poisoned:
-            self._core.interrupt()
-            self._host.hurry()
 
-    async def _close(self, scope: CloseScope) -> None:
+    async def _close(self, scope: Shield) -> None:
         """Free the core: once, and only if no call is still inside it."""
         if self._close_begun or self._host.poisoned:
             return
@@ -394,7 +385,8 @@ async def open_engine(
     *,
     host: Host | None = None,
     limits: Limits | None = None,
-    close_scope: CloseScope = _shielded,
+    close_scope: Shield = shielded,
+    shield: Shield = shielded,
     progress: Callable[[float], None] = _nothing,
 ) -> AsyncIterator[Engine]:
     """Load ``core``, serve requests inside the block, and close the core at its end.
@@ -403,13 +395,16 @@ async def open_engine(
     fraction loaded, 0..1. Leaving the block waits for the step that runs (interrupted,
     since nobody wants it any more), ends what is still open with ``EngineClosed``, then
     closes the core within ``close_scope(limits.close)``. A core that hung is not closed.
+    A call that was interrupted is waited for within ``shield(...)``.
 
     Raises:
         StartupError: loading failed.
         EngineDead, EngineHung: as members of an exception group, from the block's nursery;
             bare when it happened while loading or closing.
     """
-    engine = Engine(core, host or ThreadHost(), limits or Limits())
+    host = host or ThreadHost()
+    host.shield = shield
+    engine = Engine(core, host, limits or Limits())
     try:
         await engine._load(progress)
         async with trio.open_nursery() as nursery:
@@ -418,5 +413,7 @@ async def open_engine(
                 yield engine
             finally:
                 engine._leave_loop()
+                # Interrupts the step that runs, and waits for it under the shield, no longer.
+                nursery.cancel_scope.cancel("the engine is left")
     finally:
         await engine._close(close_scope)

@@ -20,17 +20,15 @@ frozen (a suspended machine, SIGSTOP). The call then gets its limit once more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Generic, TypeVar, cast
 
 import outcome
 import trio
 from attrs import define, field, frozen
 
 from dynamo_trio.errors import EngineHung
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -88,12 +86,23 @@ class Done(Generic[T]):
     overdue: bool
 
 
+#: A shield of so many seconds; the one of a lifecycle ends at the stop's hard deadline too.
+Shield = Callable[[float], AbstractContextManager[trio.CancelScope]]
+
+
+def shielded(limit: float) -> trio.CancelScope:
+    """The shield of an engine that belongs to no lifecycle."""
+    return trio.move_on_after(limit, shield=True)
+
+
 class Host(ABC):
     """Runs the calls of one core, one after the other."""
 
     def __init__(self) -> None:
         #: Invariant: set as soon as a call did not come back, and never cleared.
         self.poisoned = False
+        #: How a call that was interrupted is waited for: for so many seconds, whatever cancels.
+        self.shield: Shield = shielded
         self._call: Call[object] | None = None
 
     @property
@@ -177,7 +186,7 @@ class Host(ABC):
 
     async def _recall(self, call: Call[T], wait: float, interrupt: Callable[[], None]) -> None:
         interrupt()
-        with trio.CancelScope(shield=True), trio.move_on_after(wait):
+        with self.shield(wait):
             await call.returned.wait()
             await call.pay()
         if not call.finished:
