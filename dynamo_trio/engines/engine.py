@@ -386,7 +386,7 @@ async def open_engine(
     host: Host | None = None,
     limits: Limits | None = None,
     close_scope: Shield = shielded,
-    shield: Shield = shielded,
+    recall_scope: Shield = shielded,
     progress: Callable[[float], None] = _nothing,
 ) -> AsyncIterator[Engine]:
     """Load ``core``, serve requests inside the block, and close the core at its end.
@@ -395,7 +395,7 @@ async def open_engine(
     fraction loaded, 0..1. Leaving the block waits for the step that runs (interrupted,
     since nobody wants it any more), ends what is still open with ``EngineClosed``, then
     closes the core within ``close_scope(limits.close)``. A core that hung is not closed.
-    A call that was interrupted is waited for within ``shield(...)``.
+    A call that was interrupted is waited for within ``recall_scope(...)``.
 
     Raises:
         StartupError: loading failed.
@@ -403,7 +403,7 @@ async def open_engine(
             bare when it happened while loading or closing.
     """
     host = host or ThreadHost()
-    host.shield = shield
+    host.shield = recall_scope
     engine = Engine(core, host, limits or Limits())
     try:
         await engine._load(progress)

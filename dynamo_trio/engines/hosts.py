@@ -54,7 +54,6 @@ class Call(Generic[T]):
     # was there first, else by the thread, which writes the result before it looks.
     abandoned: bool = False
     returned: trio.Event = field(factory=trio.Event)
-    nap: trio.CancelScope | None = None
 
     def __call__(self) -> None:
         """Make the call. Runs in the thread of the host, so it never raises."""
@@ -71,10 +70,9 @@ class Call(Generic[T]):
 
     async def pay(self) -> None:
         """Sleep what the core owes for this call, then mark it finished."""
-        while (owed := self.owed_seconds()) > 0:
-            with trio.CancelScope() as self.nap:
-                await trio.sleep(owed)
-                break
+        owed = self.owed_seconds()
+        if owed > 0:
+            await trio.sleep(owed)
         self.finished = True
 
 
@@ -109,11 +107,6 @@ class Host(ABC):
     def inflight(self) -> bool:
         """A call is inside the core; for ever if the host is poisoned."""
         return self._call is not None
-
-    def hurry(self) -> None:
-        """Ask the core again what the running call owes: it was interrupted."""
-        if self._call is not None and self._call.nap is not None:
-            self._call.nap.cancel()
 
     @abstractmethod
     async def _perform(self, call: Call[T]) -> None:

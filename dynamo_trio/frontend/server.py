@@ -48,11 +48,17 @@ async def open_listeners(
 ) -> list[trio.SocketListener]:
     """Listen on ``host`` (a name or an address) and ``port`` (0: any free one).
 
+    A name with several addresses gives a listener for each; with port 0 only one, since
+    each would get a port of its own.
+
     Raises:
         PortInUse: another process has the port, or it may not be bound.
     """
     try:
-        return await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+        while port == 0 and len(listeners) > 1:
+            await listeners.pop().aclose()
+        return listeners
     except OSError as exc:
         shown = f"[{host}]" if ":" in host else host
         raise PortInUse(f"cannot listen on {shown}:{port}: {_explain(exc)}") from exc

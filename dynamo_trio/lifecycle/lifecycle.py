@@ -58,10 +58,14 @@ from dynamo_trio.lifecycle.timetable import (
 from dynamo_trio.lifecycle.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from contextlib import AbstractContextManager
 
 logger = logging.getLogger("dynamo_trio.lifecycle")
+
+
+def _count(things: Collection[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 @attrs.define(eq=False)
@@ -221,7 +225,7 @@ class Lifecycle:
             return "nothing is in flight"
         endpoints = {label.rpartition(" ")[0] for label in labels}
         shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
-        return f"{len(labels)} requests of {len(endpoints)} endpoints are in flight: {shown}"
+        return f"{_count(labels, 'request')} of {_count(endpoints, 'endpoint')} in flight: {shown}"
 
     def exit_code(self) -> int:
         """0; 1 after a fatal error; or ``exit_code_on_loss`` if admitted work was lost."""

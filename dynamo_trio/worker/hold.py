@@ -44,7 +44,7 @@ async def hold_engine(
         host=host,
         limits=limits,
         close_scope=partial(lifecycle.cleanup, name="engine_close"),
-        shield=lifecycle.cleanup,
+        recall_scope=lifecycle.cleanup,
         progress=progress,
     ) as engine:
         task_status.started(engine)

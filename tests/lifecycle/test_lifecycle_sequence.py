@@ -103,7 +103,7 @@ async def test_the_order_of_a_stop(
     }
     assert world.seconds()["grace"] == 6
     assert world.lifecycle.report().seconds == 10
-    assert caplog.messages[0].startswith("SIGTERM: stopping gracefully; 1 requests of 1 endpoint")
+    assert caplog.messages[0].startswith("SIGTERM: stopping gracefully; 1 request of 1 endpoint")
     assert [m for m in caplog.messages if m.startswith("phase")] == [
         "phase grace",
         "phase draining",
@@ -351,7 +351,7 @@ async def test_the_drain_limit_counts_from_the_end_of_the_callbacks(
     assert world.now == 14.5
     assert world.outcomes()["draining"] == "timed_out"
     assert world.lifecycle.report().requests == {Outcome.CUT: 1}
-    assert "cut (drain_limit): 1 requests of 1 endpoints are in flight: work 100" in caplog.text
+    assert "cut (drain_limit): 1 request of 1 endpoint in flight: work 100" in caplog.text
 
 
 async def test_nothing_waits_for_a_request_that_is_not_graceful(
@@ -426,7 +426,7 @@ async def test_who_does_not_leave_is_aborted_after_the_farewells(
     assert polite.left == 11.5
     assert world.now == 12
     assert world.lifecycle.report().requests == {Outcome.CUT: 1, Outcome.LOST: 1}
-    assert "the time for farewells is over; 1 requests" in caplog.text
+    assert "the time for farewells is over; 1 request of" in caplog.text
     assert world.outcomes()["stopping"] == "completed"
 
 
