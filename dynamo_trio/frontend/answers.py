@@ -23,9 +23,9 @@ import msgspec
 
 from dynamo_trio.errors import DynamoException, StreamIncomplete, Unknown
 from dynamo_trio.frontend.sinks import BodySink, SinkOutcome, Wake
-from dynamo_trio.wire import sse
 from dynamo_trio.wire.llm import LLMEngineOutput
-from dynamo_trio.wire.openai_response import error_event
+from dynamo_trio.wire.openai import sse
+from dynamo_trio.wire.openai.response import error_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dynamo_trio.frontend.metrics import RequestRecord
     from dynamo_trio.plane import ClientStream
     from dynamo_trio.tokenizers import OutputProcessor
-    from dynamo_trio.wire.openai_response import AnswerStream
+    from dynamo_trio.wire.openai.response import AnswerStream
 
 _decode = msgspec.msgpack.Decoder(LLMEngineOutput).decode
 

@@ -29,7 +29,7 @@ from dynamo_trio.frontend.generate import Kind, generate
 from dynamo_trio.frontend.health import LIVE, health
 from dynamo_trio.frontend.respond import send_bytes, send_json
 from dynamo_trio.frontend.state import Frontend, HttpCall
-from dynamo_trio.wire.openai_response import (
+from dynamo_trio.wire.openai.response import (
     ModelEntry,
     error_body,
     error_headers,

@@ -30,8 +30,8 @@ from dynamo_trio.frontend.sinks import open_sink
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.plane import ClientStream, RequestHead
 from dynamo_trio.tokenizers.preprocess import INLINE_BYTES
-from dynamo_trio.wire import openai_response
-from dynamo_trio.wire.openai_request import (
+from dynamo_trio.wire.openai import response as openai_response
+from dynamo_trio.wire.openai.request import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dynamo_trio.frontend.state import Frontend, HttpCall
     from dynamo_trio.lifecycle import Admission
     from dynamo_trio.wire.llm import PreprocessedRequest
-    from dynamo_trio.wire.openai_response import AnswerStream
+    from dynamo_trio.wire.openai.response import AnswerStream
 
 logger = logging.getLogger("dynamo_trio.frontend")
 

@@ -11,7 +11,7 @@ import attrs
 import httpx
 import trio
 
-from dynamo_trio.wire.sse import EventParser
+from dynamo_trio.wire.openai.sse import EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -22,17 +22,17 @@ from dynamo_trio.wire.llm import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_trio.wire.openai_response import openai_finish
-from dynamo_trio.wire.stop import StopScanner
-from dynamo_trio.wire.template import ChatTemplate
+from dynamo_trio.wire.openai.response import openai_finish
+from dynamo_trio.wire.openai.stop import StopScanner
+from dynamo_trio.wire.openai.template import ChatTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_trio.tokenizers.abc import Tokenizer
     from dynamo_trio.wire.llm import FinishReason, LLMEngineOutput
-    from dynamo_trio.wire.openai_request import ChatRequest, CompletionRequest, GenerationRequest
-    from dynamo_trio.wire.openai_response import OpenAIFinish
+    from dynamo_trio.wire.openai.request import ChatRequest, CompletionRequest, GenerationRequest
+    from dynamo_trio.wire.openai.response import OpenAIFinish
 
 #: Bytes of a request body up to which preprocessing may run in the event loop. llama.cpp
 #: takes about 0.5 ms for so much text that it has not seen before; above it, a worker thread

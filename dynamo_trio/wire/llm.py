@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from dynamo_trio.wire.careful import CarefulReader
-from dynamo_trio.wire.codec import Codec, per_codec
+from dynamo_trio.wire.dynamo.careful import CarefulReader
+from dynamo_trio.wire.dynamo.codec import Codec, per_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from dynamo_trio.runtime import DistributedRuntime, open_runtime
 from dynamo_trio.testing import InlineHost, SimCore, SimSettings
 from dynamo_trio.tokenizers import ByteTokenizer, Preprocessor
 from dynamo_trio.wire.llm import PreprocessedRequest
-from dynamo_trio.wire.sse import EventParser
+from dynamo_trio.wire.openai.sse import EventParser
 from dynamo_trio.worker.hold import hold_engine
 from dynamo_trio.worker.serve import engine_handler
 

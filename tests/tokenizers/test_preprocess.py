@@ -27,7 +27,7 @@ from dynamo_trio.wire.llm import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_trio.wire.openai_request import ChatRequest, CompletionRequest, Message
+from dynamo_trio.wire.openai.request import ChatRequest, CompletionRequest, Message
 
 if TYPE_CHECKING:
     from dynamo_trio.wire.llm import PreprocessedRequest

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_trio.errors import InvalidArgument
-from dynamo_trio.wire.openai_fields import MAX_SHOWN, shown
-from dynamo_trio.wire.openai_request import (
+from dynamo_trio.wire.openai.fields import MAX_SHOWN, shown
+from dynamo_trio.wire.openai.request import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio import errors
-from dynamo_trio.wire import openai_response as responses
 from dynamo_trio.wire.llm import CompletionUsage, FinishError
-from dynamo_trio.wire.sse import EventParser
+from dynamo_trio.wire.openai import response as responses
+from dynamo_trio.wire.openai.sse import EventParser
 
 USAGE = CompletionUsage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
 COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_trio.wire.sse import DONE, KEEP_ALIVE, Event, EventParser, EventTooLarge, frame
+from dynamo_trio.wire.openai.sse import DONE, KEEP_ALIVE, Event, EventParser, EventTooLarge, frame
 
 
 def test_framing_comes_back() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dynamo_trio.wire.stop import StopScanner
+from dynamo_trio.wire.openai.stop import StopScanner
 
 
 def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio.errors import InvalidArgument, LoadError
-from dynamo_trio.wire import template as templates
-from dynamo_trio.wire.openai_request import Message
-from dynamo_trio.wire.template import ChatTemplate
+from dynamo_trio.wire.openai import template as templates
+from dynamo_trio.wire.openai.request import Message
+from dynamo_trio.wire.openai.template import ChatTemplate
 
 TURNS = [Message("system", "Be kind."), Message("user", "Hi", "eva")]
 

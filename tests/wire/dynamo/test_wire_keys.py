@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
-from dynamo_trio.wire.keys import (
+from dynamo_trio.wire.dynamo.keys import (
     MAX_ID,
     EventKey,
     InstanceKey,

@@ -13,7 +13,7 @@ from typing import Literal
 from attrs import frozen
 
 from dynamo_trio.errors import InvalidArgument
-from dynamo_trio.wire.openai_fields import (
+from dynamo_trio.wire.openai.fields import (
     Fields,
     Json,
     Rule,

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from dynamo_trio import errors
-from dynamo_trio.wire import ack, two_part
-from dynamo_trio.wire.ack import Ack, AckReader, Verdict, classify, encode_ack
-from dynamo_trio.wire.addresses import HostPort
-from dynamo_trio.wire.annotated import annotate, annotate_error, read_item
-from dynamo_trio.wire.call_home import ClientEnd, WorkerEnd
-from dynamo_trio.wire.call_home_states import (
+from dynamo_trio.wire.dynamo import ack, two_part
+from dynamo_trio.wire.dynamo.ack import Ack, AckReader, Verdict, classify, encode_ack
+from dynamo_trio.wire.dynamo.addresses import HostPort
+from dynamo_trio.wire.dynamo.annotated import annotate, annotate_error, read_item
+from dynamo_trio.wire.dynamo.call_home import ClientEnd, WorkerEnd
+from dynamo_trio.wire.dynamo.call_home_states import (
     Accepted,
     CompleteFinal,
     Handshake,
@@ -23,11 +23,16 @@ from dynamo_trio.wire.call_home_states import (
     Sentinel,
     Stop,
 )
-from dynamo_trio.wire.codec import JSON, MSGPACK
-from dynamo_trio.wire.control import ControlMessage, ReplyTo, decode_payload, encode_payload
-from dynamo_trio.wire.keys import EventKey, InstanceKey, endpoint_path, file_name, key_of_file
-from dynamo_trio.wire.llm import output_reader, read_request
-from dynamo_trio.wire.records import (
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK
+from dynamo_trio.wire.dynamo.control import ControlMessage, ReplyTo, decode_payload, encode_payload
+from dynamo_trio.wire.dynamo.keys import (
+    EventKey,
+    InstanceKey,
+    endpoint_path,
+    file_name,
+    key_of_file,
+)
+from dynamo_trio.wire.dynamo.records import (
     EndpointFields,
     EndpointRecord,
     decode_endpoint,
@@ -36,13 +41,14 @@ from dynamo_trio.wire.records import (
     decode_model,
     encode_record,
 )
-from dynamo_trio.wire.request_frame import FrameReader, RequestFrame, encode_frame
-from tests.dynamo_wire.wire_vectors import VECTORS, compact, drain, raw, vector
+from dynamo_trio.wire.dynamo.request_frame import FrameReader, RequestFrame, encode_frame
+from dynamo_trio.wire.llm import output_reader, read_request
+from tests.wire.dynamo.wire_vectors import VECTORS, compact, drain, raw, vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dynamo_trio.wire.call_home_states import UpEvent
+    from dynamo_trio.wire.dynamo.call_home_states import UpEvent
 
 SUBJECT = "0617d59e-f13e-4bde-bcc4-1b321db57ce5"
 REQUEST_ID = "2ddd79f3-f0f3-4ff8-80bd-d38c7793b5e5"

@@ -16,9 +16,9 @@ from attrs import frozen
 from msgspec import UNSET, UnsetType
 
 from dynamo_trio.errors import RemoteProtocolError
-from dynamo_trio.wire import two_part
-from dynamo_trio.wire.addresses import HostPort
-from dynamo_trio.wire.codec import JSON, Codec, codec_named
+from dynamo_trio.wire.dynamo import two_part
+from dynamo_trio.wire.dynamo.addresses import HostPort
+from dynamo_trio.wire.dynamo.codec import JSON, Codec, codec_named
 
 #: The only kinds of stream that travel here: one request, many items.
 SINGLE_IN, MANY_OUT = "single_in", "many_out"

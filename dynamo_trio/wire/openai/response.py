@@ -19,8 +19,8 @@ import msgspec
 from attrs import frozen
 
 from dynamo_trio.errors import DynamoException, InvalidArgument, Unknown
-from dynamo_trio.wire import sse
 from dynamo_trio.wire.llm import FinishError
+from dynamo_trio.wire.openai import sse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dynamo_trio.errors import RemoteProtocolError
-from dynamo_trio.wire.addresses import TcpTarget
-from dynamo_trio.wire.card import CardJson
-from dynamo_trio.wire.codec import JSON, codec_named
-from dynamo_trio.wire.keys import MAX_ID, EventKey, InstanceKey
+from dynamo_trio.wire.dynamo.addresses import TcpTarget
+from dynamo_trio.wire.dynamo.card import CardJson
+from dynamo_trio.wire.dynamo.codec import JSON, codec_named
+from dynamo_trio.wire.dynamo.keys import MAX_ID, EventKey, InstanceKey
 from dynamo_trio.wire.names import EndpointId
 
 if TYPE_CHECKING:
-    from dynamo_trio.wire.codec import Codec
+    from dynamo_trio.wire.dynamo.codec import Codec
 
 _TCP = "tcp"
 

@@ -34,7 +34,7 @@ from dynamo_trio.errors import (
     PayloadTooLarge,
     RemoteProtocolError,
 )
-from dynamo_trio.wire.receiver import Receiver
+from dynamo_trio.wire.dynamo.receiver import Receiver
 
 #: Bytes of the longest text. The real worker's are about a hundred.
 MAX_TEXT = 16 * 2**10

@@ -16,12 +16,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynamo_trio.errors import LocalProtocolError, MessageTooLarge
-from dynamo_trio.wire.ack import Ack, AckReader, encode_ack
-from dynamo_trio.wire.request_frame import FrameReader, RequestFrame, encode_frame
-from dynamo_trio.wire.two_part import MAX_MESSAGE
+from dynamo_trio.wire.dynamo.ack import Ack, AckReader, encode_ack
+from dynamo_trio.wire.dynamo.request_frame import FrameReader, RequestFrame, encode_frame
+from dynamo_trio.wire.dynamo.two_part import MAX_MESSAGE
 
 if TYPE_CHECKING:
-    from dynamo_trio.wire.receiver import Closed
+    from dynamo_trio.wire.dynamo.receiver import Closed
 
 
 class RequestServer:

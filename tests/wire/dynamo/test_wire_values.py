@@ -12,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
-from dynamo_trio.wire.annotated import annotate, read_item
-from dynamo_trio.wire.card import CheckedFile, format_model_types
-from dynamo_trio.wire.careful import MAX_OPEN
-from dynamo_trio.wire.codec import JSON, MSGPACK, Codec, codec_named
-from dynamo_trio.wire.keys import MAX_ID
+from dynamo_trio.wire.dynamo.annotated import annotate, read_item
+from dynamo_trio.wire.dynamo.card import CheckedFile, format_model_types
+from dynamo_trio.wire.dynamo.careful import MAX_OPEN
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec, codec_named
+from dynamo_trio.wire.dynamo.keys import MAX_ID
+from dynamo_trio.wire.dynamo.records import (
+    EndpointRecord,
+    decode_endpoint,
+    decode_event_channel,
+    decode_event_source,
+    decode_model,
+    encode_record,
+)
 from dynamo_trio.wire.llm import (
     CompletionUsage,
     FinishError,
@@ -32,15 +40,7 @@ from dynamo_trio.wire.llm import (
     read_request,
     shortest_single,
 )
-from dynamo_trio.wire.records import (
-    EndpointRecord,
-    decode_endpoint,
-    decode_event_channel,
-    decode_event_source,
-    decode_model,
-    encode_record,
-)
-from tests.dynamo_wire.wire_vectors import compact, vector
+from tests.wire.dynamo.wire_vectors import compact, vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable

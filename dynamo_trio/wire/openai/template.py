@@ -30,7 +30,7 @@ from dynamo_trio.errors import InvalidArgument, LoadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dynamo_trio.wire.openai_request import Message
+    from dynamo_trio.wire.openai.request import Message
 
 #: Characters. More than any prompt that a model could take.
 MAX_OUTPUT = 64 * 2**20

@@ -25,7 +25,7 @@ from dynamo_trio.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dynamo_trio.wire.codec import Codec
+    from dynamo_trio.wire.dynamo.codec import Codec
 
 #: Bytes of the largest open field of a large body. The real ones take a few hundred.
 MAX_OPEN = 2 * 2**20

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from dynamo_trio.errors import DynamoException, RemoteProtocolError, Unknown, UnreadableItem
-from dynamo_trio.wire.codec import Codec, per_codec
-from dynamo_trio.wire.wire_errors import WireError, from_wire, to_wire
+from dynamo_trio.wire.dynamo.codec import Codec, per_codec
+from dynamo_trio.wire.dynamo.wire_errors import WireError, from_wire, to_wire
 
 _ERROR = "error"
 

@@ -16,7 +16,7 @@ import struct
 from attrs import frozen
 
 from dynamo_trio.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
-from dynamo_trio.wire.receiver import Receiver
+from dynamo_trio.wire.dynamo.receiver import Receiver
 
 #: Bytes of the largest whole message: Dynamo's ``DYN_TCP_MAX_MESSAGE_SIZE``.
 MAX_MESSAGE = 32 * 2**20

@@ -23,9 +23,9 @@ from dynamo_trio.errors import (
     PayloadTooLarge,
     RemoteProtocolError,
 )
-from dynamo_trio.wire.codec import JSON
-from dynamo_trio.wire.receiver import Receiver
-from dynamo_trio.wire.two_part import MAX_MESSAGE
+from dynamo_trio.wire.dynamo.codec import JSON
+from dynamo_trio.wire.dynamo.receiver import Receiver
+from dynamo_trio.wire.dynamo.two_part import MAX_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

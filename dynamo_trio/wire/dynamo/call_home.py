@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 One connection carries one answer. What the two ends say is an event
-(:mod:`dynamo_trio.wire.call_home_states`, with the tables of what may follow what);
+(:mod:`dynamo_trio.wire.dynamo.call_home_states`, with the tables of what may follow what);
 everything travels as two-part messages, signals in the header and items in the data. The
 same table judges what one end sends (a mistake there is ours, ``LocalProtocolError``) and
 what the other end receives (``RemoteProtocolError``).
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError, UnreadableItem
-from dynamo_trio.wire import two_part
-from dynamo_trio.wire.call_home_states import (
+from dynamo_trio.wire.dynamo import two_part
+from dynamo_trio.wire.dynamo.call_home_states import (
     DOWN,
     UP,
     Accepted,
@@ -43,16 +43,16 @@ from dynamo_trio.wire.call_home_states import (
     Wish,
     ending,
 )
-from dynamo_trio.wire.codec import JSON, Codec, per_codec
-from dynamo_trio.wire.control import RESPONSE
-from dynamo_trio.wire.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
-from dynamo_trio.wire.wire_errors import WireError
+from dynamo_trio.wire.dynamo.codec import JSON, Codec, per_codec
+from dynamo_trio.wire.dynamo.control import RESPONSE
+from dynamo_trio.wire.dynamo.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
+from dynamo_trio.wire.dynamo.wire_errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dynamo_trio.errors import DynamoException
-    from dynamo_trio.wire.receiver import Closed
+    from dynamo_trio.wire.dynamo.receiver import Closed
 
 #: Bytes of the largest message from a client; "kill" and "stop" take 30.
 MAX_WISH = 1024

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Which event may follow which is written in two tables, :data:`UP` for the worker's direction
-and :data:`DOWN` for the client's; :mod:`dynamo_trio.wire.call_home` drives both of its ends
+and :data:`DOWN` for the client's; :mod:`dynamo_trio.wire.dynamo.call_home` drives both of its ends
 with them. What an ending means is a function of the phase in which the stream was left
 (:func:`ending`).
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import frozen
 
 from dynamo_trio.errors import CannotConnect, Disconnected, DynamoException, InvalidArgument
-from dynamo_trio.wire.wire_errors import WireError, from_wire, to_wire
+from dynamo_trio.wire.dynamo.wire_errors import WireError, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dynamo_trio.wire.receiver import Receiver
+    from dynamo_trio.wire.dynamo.receiver import Receiver
 
 VECTORS = Path(__file__).parent / "vectors"
 

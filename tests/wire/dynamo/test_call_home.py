@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio import errors
-from dynamo_trio.wire import two_part
-from dynamo_trio.wire.annotated import Annotated, annotate, annotate_error, read_item
-from dynamo_trio.wire.call_home import MAX_WISH, ClientEnd, WorkerEnd
-from dynamo_trio.wire.call_home_states import (
+from dynamo_trio.wire.dynamo import two_part
+from dynamo_trio.wire.dynamo.annotated import Annotated, annotate, annotate_error, read_item
+from dynamo_trio.wire.dynamo.call_home import MAX_WISH, ClientEnd, WorkerEnd
+from dynamo_trio.wire.dynamo.call_home_states import (
     DOWN,
     UP,
     Accepted,
@@ -29,15 +29,15 @@ from dynamo_trio.wire.call_home_states import (
     ending,
     refusal_error,
 )
-from dynamo_trio.wire.codec import JSON, MSGPACK, Codec
-from dynamo_trio.wire.receiver import Closed
-from dynamo_trio.wire.wire_errors import MAX_ERROR_TEXT, WireError, from_wire, to_wire
-from tests.dynamo_wire.wire_vectors import cut, drain
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec
+from dynamo_trio.wire.dynamo.receiver import Closed
+from dynamo_trio.wire.dynamo.wire_errors import MAX_ERROR_TEXT, WireError, from_wire, to_wire
+from tests.wire.dynamo.wire_vectors import cut, drain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_trio.wire.call_home_states import UpEvent
+    from dynamo_trio.wire.dynamo.call_home_states import UpEvent
 
 CODECS = pytest.mark.parametrize("codec", [MSGPACK, JSON], ids=lambda codec: codec.name)
 codecs = st.sampled_from([MSGPACK, JSON])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio import errors
-from dynamo_trio.wire import two_part
-from dynamo_trio.wire.ack import (
+from dynamo_trio.wire.dynamo import two_part
+from dynamo_trio.wire.dynamo.ack import (
     ACCEPTED,
     MAX_TEXT,
     Ack,
@@ -22,26 +22,26 @@ from dynamo_trio.wire.ack import (
     refused,
     unknown_endpoint,
 )
-from dynamo_trio.wire.addresses import HostPort, TcpTarget
-from dynamo_trio.wire.codec import JSON, MSGPACK, codec_named
-from dynamo_trio.wire.control import (
+from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, codec_named
+from dynamo_trio.wire.dynamo.control import (
     ConnectionInfo,
     ControlMessage,
     ReplyTo,
     decode_payload,
     encode_payload,
 )
-from dynamo_trio.wire.receiver import Closed
-from dynamo_trio.wire.request_frame import (
+from dynamo_trio.wire.dynamo.receiver import Closed
+from dynamo_trio.wire.dynamo.request_frame import (
     MAX_HEADERS,
     MAX_PATH,
     FrameReader,
     RequestFrame,
     encode_frame,
 )
-from dynamo_trio.wire.request_plane import RequestClient, RequestServer
-from dynamo_trio.wire.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
-from tests.dynamo_wire.wire_vectors import cut, drain, feed
+from dynamo_trio.wire.dynamo.request_plane import RequestClient, RequestServer
+from dynamo_trio.wire.dynamo.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
+from tests.wire.dynamo.wire_vectors import cut, drain, feed
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 frames = st.builds(

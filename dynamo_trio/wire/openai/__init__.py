@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API as bytes and values: requests, answers, events, templates, stop strings."""
