@@ -7,6 +7,7 @@ one is a plain call on the last known view, so a store that is away costs nothin
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("dynamo_trio.client")
+
 encode = msgspec.msgpack.Encoder().encode
+
+#: How often a wait for the first instance is told of, in seconds.
+TELL_EVERY = 10.0
 
 
 @attrs.define(eq=False)
@@ -50,7 +56,10 @@ class Client:
         """Wait until there is at least one instance."""
         await trio.lowlevel.checkpoint()
         while not self._instances:
-            await self._changed.park()
+            with trio.move_on_after(TELL_EVERY) as waited:
+                await self._changed.park()
+            if waited.cancelled_caught:
+                logger.info("still waiting for a worker that serves %s", self.endpoint)
         return self.instance_ids()
 
     def pick(self) -> Instance:
@@ -60,7 +69,7 @@ class Client:
             NoWorker: there is none.
         """
         if not self._instances:
-            raise NoWorker("no worker serves this model at the moment")
+            raise NoWorker(f"no worker serves {self.endpoint} at the moment")
         instances = self.instances()
         return instances[next(self._turn) % len(instances)]
 

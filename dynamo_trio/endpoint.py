@@ -56,14 +56,26 @@ def takes_context(handler: Handler) -> bool:
     """Does the handler want ``(request, context)``? Decided by its signature, as Dynamo does.
 
     Raises:
-        TypeError: it takes neither one nor two positional arguments.
+        TypeError: it takes neither one nor two positional arguments, or it is a coroutine or
+            a synchronous generator.
     """
+    _check_kind(handler)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(handler).parameters.values()
     count = sum(1 for p in parameters if p.kind in kinds)
     if count not in (1, 2):
         raise TypeError(f"a handler takes (request) or (request, context), not {count} arguments")
     return count == 2
+
+
+def _check_kind(handler: Handler) -> None:
+    # A plain function may return an asynchronous generator: that shows at the first request.
+    if inspect.iscoroutinefunction(handler) or inspect.isgeneratorfunction(handler):
+        kind = "synchronous generator" if inspect.isgeneratorfunction(handler) else "coroutine"
+        raise TypeError(
+            f"the handler {handler.__qualname__} is a {kind}; it must be an asynchronous "
+            "generator: 'async def' with 'yield'"
+        )
 
 
 def farewell(reason: CutReason) -> DynamoException | None:
@@ -111,6 +123,8 @@ class Call(AcceptedCall):
             self.admission.settle(outcome)
 
     async def _pump(self, generator: AsyncGenerator[Any, None]) -> None:
+        if not isinstance(generator, AsyncGenerator):
+            raise TypeError(f"the handler returned {generator!r}, no asynchronous generator")
         sent = 0
         async with _closing(generator):
             async for item in generator:

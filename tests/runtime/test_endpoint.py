@@ -90,6 +90,54 @@ def test_a_handler_takes_one_or_two_arguments(handler: Any) -> None:
         takes_context(handler)
 
 
+async def a_coroutine(request: object) -> int:
+    return 1
+
+
+def a_generator(request: object) -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize("handler", [a_coroutine, a_generator])
+def test_what_is_no_asynchronous_generator_is_refused_at_once(handler: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{handler.__name__} is a .*'async def' with 'yield'"):
+        takes_context(handler)
+
+
+async def test_a_plain_function_may_return_a_generator(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def handler(request: dict[str, int]) -> AsyncGenerator[int, None]:
+        return count_to_three(request)
+
+    async with served(handler) as (client, _):
+        assert await collect(client, {"start": 1}) == [1, 2, 3]
+
+
+async def test_what_a_plain_function_returns_instead_is_its_fault(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(request: object) -> Any:
+        return [1, 2, 3]
+
+    async with served(handler) as (client, _):
+        with pytest.raises(Unknown):
+            await collect(client)
+    assert "the handler returned [1, 2, 3], no asynchronous generator" in caplog.text
+
+
+async def test_a_long_wait_for_a_worker_is_told(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with open_runtime() as runtime, runtime.endpoint("a.b.misspelt").client() as client:
+        with pytest.raises(NoWorker, match=r"dyn://a\.b\.misspelt"):
+            client.pick()
+        with trio.move_on_after(15):
+            await client.wait_for_instances()
+    assert "still waiting for a worker that serves dyn://a.b.misspelt" in caplog.text
+
+
 async def test_a_typed_error_arrives_typed(autojump_clock: trio.testing.MockClock) -> None:
     async def handler(request: object) -> AsyncGenerator[int, None]:
         yield 1
