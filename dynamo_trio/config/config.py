@@ -189,7 +189,8 @@ class Config:
         Integer(0, 255, metavar="CODE"),
         group=Group.STOP,
         env="DYN_TRIO_EXIT_CODE_ON_LOSS",
-        help="Exit code of an orderly stop that lost admitted requests.",
+        help="Exit code of an orderly stop, in place of 0, if a request was cut, lost or left"
+        " over: admitted, but neither finished nor handed over.",
     )
     shutdown_report: Path | None = optional(
         FilePath(),

@@ -1,4 +1,4 @@
-"""``python -m dynamo_trio.models``: the cached default model by hand.
+"""The cached default model by hand.
 
 Exit codes: 0 done; 1 not there, damaged, interrupted, or not to be had; 64 wrong usage.
 """
