@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 class CutReason(enum.StrEnum):
     """Why a request is ended from outside."""
 
-    CLIENT_LEFT = "client_left"  # nobody reads any more: no farewell
+    CLIENT_LEFT = "client_left"  #: nobody reads any more: no farewell
     DRAIN_LIMIT = "drain_limit"
     HANDOVER = "handover"
     ESCALATED = "escalated"
     FATAL = "fatal"
-    ENDPOINT_CLOSED = "endpoint_closed"  # graceful_shutdown=False: nothing waits for it
+    ENDPOINT_CLOSED = "endpoint_closed"  #: graceful_shutdown=False: nothing waits for it
 
 
 class Outcome(enum.StrEnum):
@@ -54,10 +54,10 @@ class Outcome(enum.StrEnum):
 
     FINISHED = "finished"
     HANDED_OVER = "handed_over"
-    CUT = "cut"  # ended early, and told so
-    CANCELLED = "cancelled"  # its client left
-    FAILED = "failed"  # its handler raised
-    LOST = "lost"  # ended without a word
+    CUT = "cut"  #: ended early, and told so
+    CANCELLED = "cancelled"  #: its client left
+    FAILED = "failed"  #: its handler raised
+    LOST = "lost"  #: ended without a word
 
 
 #: What a request that nobody settled counts as, by the reason for which it was cut.
@@ -130,8 +130,8 @@ class GateStage(enum.StrEnum):
     """What a gate still does."""
 
     OPEN = "open"
-    SHUT = "shut"  # refuses; who is inside runs on
-    CLOSED = "closed"  # and who need not be waited for is cut
+    SHUT = "shut"  #: refuses; who is inside runs on
+    CLOSED = "closed"  #: and who need not be waited for is cut
 
 
 @attrs.define(eq=False)

@@ -34,11 +34,11 @@ class Phase(enum.IntEnum):
 class Ending(enum.StrEnum):
     """How a phase, or one step of it, came to its end."""
 
-    COMPLETED = "completed"  # its work was done
-    SKIPPED = "skipped"  # it was passed without being begun
-    TIMED_OUT = "timed_out"  # its own limit, or the shared budget, ran out
-    CANCELLED = "cancelled"  # escalated, or a fatal error left no room for it
-    FAILED = "failed"  # it raised; logged and passed (steps only, never a phase)
+    COMPLETED = "completed"  #: its work was done
+    SKIPPED = "skipped"  #: it was passed without being begun
+    TIMED_OUT = "timed_out"  #: its own limit, or the shared budget, ran out
+    CANCELLED = "cancelled"  #: escalated, or a fatal error left no room for it
+    FAILED = "failed"  #: it raised; logged and passed (steps only, never a phase)
 
 
 @attrs.frozen

@@ -31,16 +31,16 @@ KILL_MARGIN = 3.0
 class DrainPolicy(enum.StrEnum):
     """Who runs on and who is handed over when draining begins (``DYN_TRIO_DRAIN_POLICY``)."""
 
-    AUTO = "auto"  # what can finish, finishes; what surely cannot is handed over
-    FINISH = "finish"  # everybody runs to the drain limit
-    MIGRATE = "migrate"  # everybody is handed over (what Dynamo's shutdown_event does)
+    AUTO = "auto"  #: what can finish, finishes; what surely cannot is handed over
+    FINISH = "finish"  #: everybody runs to the drain limit
+    MIGRATE = "migrate"  #: everybody is handed over (what Dynamo's shutdown_event does)
 
 
 class GraceMode(enum.StrEnum):
     """May the grace period end early (``DYN_TRIO_GRACE_MODE``)?"""
 
-    AUTO = "auto"  # as soon as no peer can route here any more and nothing is in flight
-    FIXED = "fixed"  # never: the fixed sleep of Dynamo
+    AUTO = "auto"  #: as soon as no peer can route here any more and nothing is in flight
+    FIXED = "fixed"  #: never: the fixed sleep of Dynamo
 
 
 def reserve_of(total: float) -> float:

@@ -8,11 +8,11 @@ import enum
 class ExitCode(enum.IntEnum):
     """Never above 128 + a signal's number by accident: a supervisor must not misread one."""
 
-    OK = 0  # the graceful stop was completed, an escalated one included
-    FATAL = 1  # engine dead, service crashed, load failed
-    USAGE = 64  # bad configuration, file missing, port in use (sysexits' EX_USAGE)
-    FORCED = 70  # the watchdog ended it (EX_SOFTWARE)
-    INTERRUPTED = 130  # the last SIGINT
+    OK = 0  #: the graceful stop was completed, an escalated one included
+    FATAL = 1  #: engine dead, service crashed, load failed
+    USAGE = 64  #: bad configuration, file missing, port in use (sysexits' EX_USAGE)
+    FORCED = 70  #: the watchdog ended it (EX_SOFTWARE)
+    INTERRUPTED = 130  #: the last SIGINT
 
 
 #: From the strongest to the weakest. What is not listed (``DYN_TRIO_EXIT_CODE_ON_LOSS``) is
