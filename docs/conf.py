@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinxcontrib_trio",
+    "api_page",
     "from_code",
 ]
 exclude_patterns = ["_build", "newsfragments"]
@@ -32,7 +33,8 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+# Members are listed page by page: with "members" here, such a list would be ignored.
+autodoc_default_options = {"show-inheritance": True}
 # Engines whose packages are optional: the docs describe them without being able to run them.
 autodoc_mock_imports = ["cyllama", "tokenizers"]
 
