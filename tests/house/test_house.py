@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dynamo_trio
+from dynamo_trio.lifecycle import ShutdownReport
 from dynamo_trio.process import ExitCode
 
 if TYPE_CHECKING:
@@ -187,3 +189,46 @@ def test_the_exit_codes_are_all_explained() -> None:
     page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     for code in ExitCode:
         assert f"\n| {code:d} | " in page
+
+
+def test_every_key_of_the_shutdown_report_is_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "shutdown-report.md").read_text()
+    report = ShutdownReport(cause="test", phase="stopped", exit_code=0, gates={"work": {}})
+    fields = json.loads(report.to_json())
+    keys = {*fields, *fields["requests"], *fields["gates"]}
+    assert sorted(key for key in keys if f"`{key}`" not in page) == []
+
+
+_DIRECTIVE = re.compile(r"^\.\. auto(\w+):: ([\w.]+)((?:\n   :.*)*)", re.MULTILINE)
+_MEMBERS = re.compile(r"^   :members: (.+)$", re.MULTILINE)
+
+
+def names_on_the_api_page() -> Iterator[str]:
+    """Modules, and names in modules. The docs' build checks that all is shown, members too."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    for kind, name, options in _DIRECTIVE.findall(page):
+        yield name
+        for members in _MEMBERS.findall(options) if kind == "module" else ():
+            yield from (f"{name}.{member}" for member in members.split(", "))
+
+
+def is_there(name: str) -> bool:
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except (ImportError, AttributeError):
+        return False
+
+
+def test_the_api_page_names_what_there_is() -> None:
+    names = list(names_on_the_api_page())
+    assert {"dynamo_trio.process.run.run_process", "dynamo_trio.lifecycle.Lifecycle"} <= {*names}
+    assert [name for name in names if not is_there(name)] == []
+
+
+def test_ci_refuses_a_step_that_there_is_not() -> None:
+    command = [str(ROOT / ".ci" / "run"), "lint", "dosc"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "no such step: dosc" in done.stderr
+    assert "usage: .ci/run" in done.stderr
+    assert done.stdout == ""
