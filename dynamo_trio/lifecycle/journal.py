@@ -66,9 +66,9 @@ class Journal:
         self.changed()
 
     @property
-    def latest(self) -> float:
-        """Seconds from the signal to the last thing that is noted here."""
-        return max((stage.began + (stage.seconds or 0.0) for stage in self._stages), default=0.0)
+    def running(self) -> tuple[str, ...]:
+        """The names of the stages that have begun and not ended."""
+        return tuple(self._open)
 
     @contextmanager
     def stage(

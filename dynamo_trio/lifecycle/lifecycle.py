@@ -101,7 +101,7 @@ class Lifecycle:
     _fatal: bool = attrs.field(init=False, default=False)
     # What a fatal error ends at once: waiting for peers, calls that may need the engine.
     _patience: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    # The limit of the front's drain while that runs.
+    # The limit of the front's drain, from the request to stop until that drain is over.
     _front_limit: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
@@ -206,11 +206,10 @@ class Lifecycle:
 
     def remaining(self) -> float:
         """Seconds left to the current phase, by its own limit or the shared budget; or inf."""
-        shared = self._deadlines.hard
+        end = min(self._record.track.scope.deadline, self._deadlines.hard)
         if self.phase < Phase.STOPPING:
-            shared = min(shared, self._deadlines.budget.deadline)
-        own = min(self._record.track.scope.deadline, self._front_limit.deadline)
-        return max(0.0, min(own, shared) - trio.current_time())
+            end = min(end, self._front_limit.deadline, self._deadlines.budget.deadline)
+        return max(0.0, end - trio.current_time())
 
     def in_flight(self) -> tuple[Admission, ...]:
         """Every request that is admitted, those in their farewell among them."""
@@ -237,7 +236,7 @@ class Lifecycle:
 
     def snapshot(self) -> ShutdownReport:
         """The report as of the last change; another thread may read it without a lock."""
-        return self._record.latest
+        return self._record.snapshot()
 
     # --- verbs for the tasks of the process -----------------------------------------
 
@@ -415,8 +414,10 @@ class Lifecycle:
 
     def _begin(self, cause: str, age: float) -> None:
         self._record.begin(cause, trio.current_time() - age)
-        if self._has_front:
+        if self.timetable.http_drain is not None:
             self.http.shut()
+            end = trio.current_time() + self.timetable.http_drain
+            self._front_limit = trio.CancelScope(deadline=end)
         self._record.track.enter(self._first)
         self._requested.set()
 
@@ -439,13 +440,21 @@ class Lifecycle:
         The ``except`` stands outside the limit: cleanup that raises while the limit cancels
         it comes as a group of both, of which the limit has taken its part by then.
         """
+        began = trio.current_time()
         try:
             with self._record.steps.stage(name, block) as scope:
                 await job()
             if scope.cancelled_caught:
-                logger.warning("%s was cut short; the stop goes on", name)
+                self._log_cut(name, scope.deadline, began)
         except* Exception as group:
             logger.error("%s failed; the stop goes on", name, exc_info=group)
+
+    def _log_cut(self, name: str, deadline: float, began: float) -> None:
+        why = "a fatal error"
+        if trio.current_time() >= deadline:
+            why = f"its limit of {round(deadline - began, 2):g} s"
+        inside = self.http.admissions() or self.work.admissions()
+        logger.warning("%s was ended by %s; %s left", name, why, _count(inside, "request"))
 
     async def _call(self, name: str, hook: Hook | None) -> None:
         if hook is None:

@@ -12,6 +12,9 @@ from dynamo_trio.lifecycle.journal import Journal
 from dynamo_trio.lifecycle.report import NO_CAUSE, ShutdownReport, summary
 from dynamo_trio.lifecycle.track import PhaseTrack
 
+#: Steps of the stop that do nothing but wait for requests.
+WAITS_FOR_REQUESTS = frozenset({"http_drain", "http_farewells"})
+
 
 @attrs.define(eq=False)
 class Record:
@@ -29,6 +32,8 @@ class Record:
     # Invariant: written once; not None exactly when a stop has begun.
     cause: str | None = None
     began: float = 0.0
+    # Any thread may read it, also when the loop is over.
+    clock: trio.abc.Clock | None = None
     track: PhaseTrack = attrs.field(init=False)
     steps: Journal = attrs.field(init=False)
     latest: ShutdownReport = attrs.field(init=False)
@@ -42,7 +47,7 @@ class Record:
 
     def begin(self, cause: str, began: float) -> None:
         """A stop begins: from here on every change is published."""
-        self.cause, self.began = cause, began
+        self.cause, self.began, self.clock = cause, began, trio.lowlevel.current_clock()
         for gate in self.gates:
             self._before[gate.name] = gate.tally.copy()
             gate.changed = self.publish
@@ -50,6 +55,12 @@ class Record:
     def publish(self) -> None:
         """Renew the report that others read."""
         self.latest = self.report()
+
+    def snapshot(self) -> ShutdownReport:
+        """What was published last, with the time that has passed until now."""
+        if self.cause is None:  # nothing is published before a stop
+            return self.report()
+        return attrs.evolve(self.latest, seconds=self._elapsed())
 
     def in_flight(self) -> tuple[Admission, ...]:
         return tuple(admission for gate in self.gates for admission in gate.admissions())
@@ -63,25 +74,30 @@ class Record:
 
     def report(self) -> ShutdownReport:
         front, ended = self.gates[0], self._ended()
-        phases = self.track.journal
+        labels = tuple(admission.label for admission in self.in_flight())
         return ShutdownReport(
             cause=self.cause or NO_CAUSE,
             phase=self.track.phase.label,
             exit_code=self.exit_code(),
-            seconds=max(phases.latest, self.steps.latest),
-            phases=phases.stages,
+            seconds=self._elapsed(),
+            phases=self.track.journal.stages,
             steps=self.steps.stages,
             requests=ended[front.name],
             gates=ended,
             unconfirmed=front.unconfirmed,
             served_before=self._before.get(front.name, Counter()).total(),
-            leftovers=tuple(admission.label for admission in self.in_flight()),
+            inside={gate.name: gate.count for gate in self.gates},
+            leftovers=labels + self._unfinished(),
             errors=tuple(summary(error) for error in self.errors),
         )
 
     def _elapsed(self) -> float:
         """Seconds since the signal; 0 in a process that ends without having been told to."""
-        return 0.0 if self.cause is None else trio.current_time() - self.began
+        return 0.0 if self.clock is None else self.clock.current_time() - self.began
+
+    def _unfinished(self) -> tuple[str, ...]:
+        """Steps that run, but for those that only wait for requests, which are named themselves."""
+        return tuple(name for name in self.steps.running if name not in WAITS_FOR_REQUESTS)
 
     def _ended(self) -> dict[str, Counter[Outcome]]:
         """What has become of those who left since the stop began, by gate."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: below what a pipe takes in one piece (4096 bytes).
 MOST_NAMES = 8
 LONGEST_NAME = 120
+#: The same for errors, which are fewer and have more to say.
+MOST_ERRORS = 4
+LONGEST_ERROR = 240
 #: The cause of a stop that nobody has begun.
 NO_CAUSE = "none"
 
@@ -29,7 +32,7 @@ class ShutdownReport:
     cause: str
     phase: str
     exit_code: int
-    #: Seconds from the signal to the last thing that happened.
+    #: Seconds from the signal to this report.
     seconds: float = 0.0
     phases: tuple[Stage, ...] = ()
     steps: tuple[Stage, ...] = ()
@@ -42,9 +45,22 @@ class ShutdownReport:
     unconfirmed: int = 0
     #: Requests that had ended before.
     served_before: int = 0
-    #: Who was still there, by name.
+    #: Requests that are still inside, by gate.
+    inside: Mapping[str, int] = attrs.field(factory=dict)
+    #: What is still there, by name: requests, and steps of the stop that have not ended.
     leftovers: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+
+    def at_exit(self) -> ShutdownReport:
+        """The report of a process that ends now: a request that is still inside is lost."""
+        gates = {name: self._with_lost(name, counts) for name, counts in self.gates.items()}
+        front = next(iter(gates), None)
+        requests = self.requests if front is None else gates[front]
+        return attrs.evolve(self, gates=gates, requests=requests, inside={})
+
+    def _with_lost(self, gate: str, counts: Mapping[Outcome, int]) -> Mapping[Outcome, int]:
+        left = self.inside.get(gate, 0)
+        return {**counts, Outcome.LOST: counts.get(Outcome.LOST, 0) + left} if left else counts
 
     def to_json(self) -> str:
         """The report as one line."""
@@ -53,17 +69,25 @@ class ShutdownReport:
     def _fields(self) -> dict[str, object]:
         return {
             "event": "shutdown_report",
-            "cause": self.cause[:LONGEST_NAME],
+            "cause": _clip(self.cause, LONGEST_ERROR),
             "exit_code": self.exit_code,
             "phase": self.phase,
             "seconds": round(self.seconds, 3),
-            "phases": [_stage("phase", stage) for stage in self.phases],
-            "steps": [_stage("step", stage) for stage in self.steps],
+            "phases": [self._stage("phase", stage) for stage in self.phases],
+            "steps": [self._stage("step", stage) for stage in self.steps],
             "requests": _counts(self.requests) | {"unconfirmed": self.unconfirmed},
             "gates": {name: _counts(counts) for name, counts in self.gates.items()},
             "served_before": self.served_before,
-            "leftovers": _names(self.leftovers),
-            "errors": _names(self.errors),
+            "leftovers": _names(self.leftovers, MOST_NAMES, LONGEST_NAME),
+            "errors": _names(self.errors, MOST_ERRORS, LONGEST_ERROR),
+        }
+
+    def _stage(self, kind: str, stage: Stage) -> dict[str, object]:
+        so_far = max(self.seconds - stage.began, 0.0)
+        return {
+            kind: stage.name,
+            "outcome": "unfinished" if stage.ending is None else stage.ending.value,
+            "seconds": round(so_far if stage.seconds is None else stage.seconds, 3),
         }
 
 
@@ -75,19 +99,19 @@ def summary(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text[0]}" if text else type(exc).__name__
 
 
-def _stage(kind: str, stage: Stage) -> dict[str, object]:
-    return {
-        kind: stage.name,
-        "outcome": "unfinished" if stage.ending is None else stage.ending.value,
-        "seconds": None if stage.seconds is None else round(stage.seconds, 3),
-    }
-
-
 def _counts(counts: Mapping[Outcome, int]) -> dict[str, int]:
     return {outcome.value: counts.get(outcome, 0) for outcome in Outcome}
 
 
-def _names(names: tuple[str, ...]) -> list[str]:
-    shown = [name[:LONGEST_NAME] for name in names[:MOST_NAMES]]
+def _clip(text: str, longest: int) -> str:
+    """Text that is too long ends between two words: half a number would be another number."""
+    if len(text) <= longest:
+        return text
+    beginning = text[: longest - 4]
+    return f"{beginning.rpartition(' ')[0] or beginning} ..."
+
+
+def _names(names: tuple[str, ...], most: int, longest: int) -> list[str]:
+    shown = [_clip(name, longest) for name in names[:most]]
     hidden = len(names) - len(shown)
     return [*shown, f"and {hidden} more"] if hidden else shown

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import enum
 import math
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: The reserve for cleanup: so much, or this part of the total when that is less.
 RESERVE = 5.0
@@ -95,6 +99,8 @@ class Timetable:
     unregister: float = 2.0
     #: Each callback (``DYN_TRIO_SHUTDOWN_CALLBACK_TIMEOUT_SECS``).
     hook: float = 30.0
+    #: How many callbacks the process may have; 0 where it has none.
+    hooks: int = 3
     engine_close: float = 30.0
     #: A stop that a fatal error began (``DYN_TRIO_FATAL_SHUTDOWN_TIMEOUT_SECS``).
     fatal: float = 30.0
@@ -119,7 +125,7 @@ class Timetable:
     def phases(self) -> float:
         """The phases up to STOPPING if each takes all of its own limit."""
         before = self.grace if self.http_drain is None else self.http_drain + self.farewell
-        return self.unregister + before + 3 * self.hook + self.drain
+        return self.unregister + before + self.hooks * self.hook + self.drain
 
     @property
     def longest(self) -> float:
@@ -137,22 +143,32 @@ class Timetable:
         return limit if self.killed_after is None else min(limit, self.killed_after - 1.0)
 
     def describe(self) -> str:
-        """The timetable as one line for the log."""
-        if self.http_drain is None:
-            stages = [f"unregister <= {self.unregister:g} s", f"grace <= {self.grace:g} s"]
-        else:
-            stages = [
-                f"HTTP drain <= {self.http_drain:g} s",
-                f"unregister <= {self.unregister:g} s",
-            ]
-        stages += [
-            f"callbacks <= {self.hook:g} s each",
-            f"drain <= {self.drain:g} s ({self.drain_policy})",
-            f"farewells <= {self.farewell:g} s",
-            f"engine close <= {self.engine_close:g} s",
-        ]
+        """The limits in the order in which they come, as one line for the log.
+
+        Each is what it can really take: no phase outlasts the budget.
+        """
+        stages = ", ".join(
+            f"{name} <= {min(limit, self.budget):g} s{note}" for name, limit, note in self._stages()
+        )
+        close = min(self.engine_close, math.inf if self.total is None else self.total)
         total = "no total" if self.total is None else f"total {self.total:g} s"
-        return f"{', '.join(stages)}; {total}; watchdog after {self.watchdog_limit:g} s"
+        end = f"{total}; watchdog after {self.watchdog_limit:g} s"
+        return f"{stages}, engine close <= {close:g} s; {end}"
+
+    def _stages(self) -> Iterator[tuple[str, float, str]]:
+        if self.http_drain is None:
+            yield "unregister", self.unregister, ""
+            yield "grace", self.grace, ""
+        else:
+            yield "HTTP drain", self.http_drain, ""
+            yield "farewells", self.farewell, ""
+            yield "unregister", self.unregister, ""
+        if self.hooks:
+            yield "callbacks", self.hook, " each"
+        if self.drain:
+            yield "drain", self.drain, f" ({self.drain_policy})"
+        if self.http_drain is None:
+            yield "farewells", self.farewell, ""
 
     def check(self) -> list[str]:
         """Warnings for a start-up log: what cannot fit into the total."""

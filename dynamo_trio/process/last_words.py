@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dynamo_trio.lifecycle.report import NO_CAUSE, ShutdownReport
+from dynamo_trio.process.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,9 +59,10 @@ class LastWords:
         errors = (*report.errors, *self.errors)
         cause = report.cause
         if cause == NO_CAUSE:  # the process ends without having been told to
-            cause = errors[0] if errors else "main returned"
+            otherwise = "SIGINT" if exit_code == ExitCode.INTERRUPTED else "main returned"
+            cause = errors[0] if errors else otherwise
         report = attrs.evolve(report, cause=cause, exit_code=int(exit_code), errors=errors)
-        return report.to_json().encode() + b"\n"
+        return report.at_exit().to_json().encode() + b"\n"
 
 
 def _write_file(path: Path, line: bytes) -> None:

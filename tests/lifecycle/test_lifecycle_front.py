@@ -168,3 +168,65 @@ async def test_fast_exit_of_a_front(running: Running, autojump_clock: MockClock)
         world.lifecycle.request_stop("SIGTERM")
     assert world.now == 0
     assert world.outcomes()["draining"] == "completed"
+
+
+async def test_what_remains_is_known_from_the_request_on(
+    running: Running, autojump_clock: MockClock
+) -> None:
+    async with running(FRONT) as world:
+        world.request(100, gate=world.lifecycle.http, farewell=0.5)
+        await trio.testing.wait_all_tasks_blocked()
+        world.lifecycle.request_stop("SIGTERM")
+        assert world.lifecycle.remaining() == 5  # no task has run in between
+        await trio.sleep(2)
+        assert world.lifecycle.remaining() == 3
+        world.lifecycle.escalate("SIGINT")
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.lifecycle.phase is Phase.STOPPING
+        assert world.lifecycle.remaining() == 2 + 5  # the front's limit has no say any more
+
+
+@pytest.mark.parametrize(
+    ("fatal", "words"),
+    [
+        (False, "http_drain was ended by its limit of 5 s; 2 requests left"),
+        (True, "drain_callback was ended by a fatal error; 0 requests left"),
+    ],
+)
+async def test_a_step_that_is_ended_says_by_what(
+    running: Running,
+    fatal: bool,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: MockClock,
+) -> None:
+    async with running(FRONT, hooks=Hooks(drain=trio.sleep_forever)) as world:
+        for _ in range(0 if fatal else 2):
+            world.request(100, gate=world.lifecycle.http)
+        await trio.testing.wait_all_tasks_blocked()
+        world.lifecycle.request_stop("SIGTERM")
+        await trio.sleep(7)
+        if fatal:
+            world.lifecycle.fail(ValueError("engine dead"))
+    assert words in caplog.messages
+
+
+async def test_a_report_tells_the_time_and_the_steps_of_its_moment(
+    running: Running, autojump_clock: MockClock
+) -> None:
+    async with running(FRONT, hooks=Hooks(drain=trio.sleep_forever)) as world:
+        world.request(3, gate=world.lifecycle.http)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.lifecycle.snapshot().leftovers == ("http 3",)  # also before there is a stop
+        world.lifecycle.request_stop("SIGTERM")
+        await trio.sleep(2)
+        early = world.lifecycle.snapshot()
+        assert early.seconds == 2
+        assert early.leftovers == ("http 3",)  # and not the step that waits for it
+        assert early.inside == {"http": 1, "work": 0}
+        await trio.sleep(2)
+        assert world.lifecycle.snapshot().leftovers == ("drain_callback",)
+        world.lifecycle.escalate("SIGINT")
+    await trio.sleep(1)
+    assert world.lifecycle.report().seconds == 5
+    assert world.lifecycle.report().leftovers == ()

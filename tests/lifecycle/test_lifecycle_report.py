@@ -32,7 +32,7 @@ def test_the_report_is_one_line() -> None:
         "seconds": 1.235,
         "phases": [
             {"phase": "grace", "outcome": "completed", "seconds": 0.25},
-            {"phase": "draining", "outcome": "unfinished", "seconds": None},
+            {"phase": "draining", "outcome": "unfinished", "seconds": 0.985},
         ],
         "steps": [{"step": "unregister", "outcome": "failed", "seconds": 0.0}],
         "requests": {
@@ -80,3 +80,35 @@ def test_an_exception_in_one_line() -> None:
     assert summary(ValueError()) == "ValueError"
     group = ExceptionGroup("g", [ValueError("a"), ExceptionGroup("h", [OSError("b")])])
     assert summary(group) == "ValueError: a; OSError: b"
+
+
+def test_what_is_too_long_ends_between_two_words() -> None:
+    long = "LoadError: " + "x" * 150 + " is truncated: it has " + " of ".join(["123456789"] * 9)
+    report = ShutdownReport(cause=long, phase="stopped", exit_code=1, errors=(long,))
+    said = json.loads(report.to_json())
+    for text in (said["cause"], *said["errors"]):
+        beginning, dots = text[:-4], text[-4:]
+        assert dots == " ..."
+        assert long.startswith(beginning + " ")
+        assert len(text) <= 240
+    unbroken = ShutdownReport(cause="x" * 1000, phase="stopped", exit_code=1).to_json()
+    assert len(json.loads(unbroken)["cause"]) == 240
+
+
+def test_who_is_still_inside_at_the_exit_is_lost() -> None:
+    report = ShutdownReport(
+        cause="SIGINT",
+        phase="stopping",
+        exit_code=130,
+        requests={Outcome.CUT: 1, Outcome.LOST: 1},
+        gates={"http": {Outcome.CUT: 1, Outcome.LOST: 1}, "work": {Outcome.CUT: 2}},
+        inside={"http": 2, "work": 0},
+        leftovers=("chat 1", "chat 2"),
+    )
+    left = report.at_exit()
+    assert left.requests == {Outcome.CUT: 1, Outcome.LOST: 3}
+    assert left.gates == {"http": left.requests, "work": {Outcome.CUT: 2}}
+    assert left.leftovers == report.leftovers
+    assert left.at_exit() == left
+    nothing = ShutdownReport(cause="none", phase="starting", exit_code=0)
+    assert nothing.at_exit() == nothing

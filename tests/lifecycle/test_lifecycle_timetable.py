@@ -56,12 +56,21 @@ def test_the_watchdog_comes_before_the_kill() -> None:
 def test_one_line_tells_the_timetable() -> None:
     worker = Timetable(total=57).describe()
     assert worker == (
-        "unregister <= 2 s, grace <= 5 s, callbacks <= 30 s each, drain <= 900 s (auto), "
+        "unregister <= 2 s, grace <= 5 s, callbacks <= 30 s each, drain <= 52 s (auto), "
         "farewells <= 1 s, engine close <= 30 s; total 57 s; watchdog after 62 s"
     )
     front = Timetable(http_drain=5, drain=0).describe()
-    assert front.startswith("HTTP drain <= 5 s, unregister <= 2 s, callbacks")
+    assert front.startswith("HTTP drain <= 5 s, farewells <= 1 s, unregister <= 2 s, callbacks")
     assert "no total" in front
+    assert " drain <=" not in front.removeprefix("HTTP drain <=")
+
+
+def test_a_process_without_callbacks_has_no_time_for_them() -> None:
+    timetable = Timetable(http_drain=5, hooks=0)
+    assert timetable.describe() == (
+        "HTTP drain <= 5 s, farewells <= 1 s, unregister <= 2 s, drain <= 900 s (auto), "
+        "engine close <= 30 s; no total; watchdog after 945 s"
+    )
 
 
 def test_no_warning_without_a_total_or_when_all_fits() -> None:

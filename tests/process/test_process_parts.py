@@ -95,6 +95,18 @@ def test_a_cause_is_found_for_who_was_never_told_to_stop(pipe: tuple[int, int]) 
     assert said["errors"] == ["OSError: gone", "and more"]
 
 
+def test_the_last_of_three_signals_may_come_before_the_first_is_handled(
+    pipe: tuple[int, int],
+) -> None:
+    report = ShutdownReport(
+        cause="none", phase="serving", exit_code=0, gates={"http": {}}, inside={"http": 2}
+    )
+    last_words.LastWords(source=lambda: report).say(130)
+    said = json.loads(os.read(pipe[0], 10_000))
+    assert said["cause"] == "SIGINT"
+    assert said["requests"]["lost"] == 2
+
+
 def test_nobody_waits_for_a_reader_that_has_fallen_behind(
     pipe: tuple[int, int], tmp_path: Path
 ) -> None:

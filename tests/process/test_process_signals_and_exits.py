@@ -154,6 +154,8 @@ def test_the_last_sigint_leaves_at_once(start: Any) -> None:
     assert child.report["exit_code"] == 130
     assert child.report["phase"] in ("stopping", "stopped")
     assert child.report["leftovers"] == ["stubborn 1"]
+    assert child.report["requests"]["lost"] == 1
+    assert child.report["gates"]["work"]["lost"] == 1
 
 
 def test_the_last_sigint_needs_no_turning_loop(start: Any) -> None:
@@ -316,6 +318,7 @@ def test_the_watchdog_ends_what_hangs(start: Any, scenario: str) -> None:
     assert child.report["exit_code"] == 70
     assert child.report["cause"] == "SIGTERM"
     assert child.report["phases"][-1]["outcome"] == "unfinished"
+    assert child.report["seconds"] >= child.report["phases"][-1]["seconds"] > 0.1
 
 
 def test_the_watchdog_knows_a_limit_before_there_is_a_timetable(start: Any) -> None:
