@@ -88,7 +88,8 @@ class Config:
         Text(),
         group=Group.PROGRAM,
         flag="--ask",
-        help="Start, ask this one question, print the answer, and stop again.",
+        help="Start, ask this one question, print the answer, and stop again. The exit code is 1"
+        " if the answer did not complete.",
     )
 
     # --- the HTTP front ----------------------------------------------------------

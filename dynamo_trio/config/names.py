@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.wire.names import EndpointId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Dynamo's words for how much is logged, and the level of Python's logging that each means.
 LOG_LEVELS = {
@@ -112,3 +117,8 @@ class LogFilterRule:
 
     def show(self, value: LogFilter) -> str:
         return str(value)
+
+
+def terminal_is_dumb(environ: Mapping[str, str] | None = None) -> bool:
+    """Does the terminal of this process understand no control sequences (``TERM=dumb``)?"""
+    return (os.environ if environ is None else environ).get("TERM") == "dumb"

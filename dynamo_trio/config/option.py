@@ -50,8 +50,13 @@ class Option(Generic[T]):
 
     @property
     def blank_is_unset(self) -> bool:
-        """Whether an empty value means "not set": text that may be absent, never a number."""
-        return self.default is None and isinstance(self.rule, Text | FilePath)
+        """Whether an empty value means "not set": text that may be absent, never a number.
+
+        A variable may have to be emptied because it cannot be removed. What is a flag alone
+        can be left out.
+        """
+        is_text = isinstance(self.rule, Text | FilePath)
+        return self.env is not None and self.default is None and is_text
 
     @property
     def rule_text(self) -> str:

@@ -22,15 +22,28 @@ def by_group(
 
 
 def effective(config: Config, *, groups: Collection[Group] = tuple(Group)) -> str:
-    """Every setting of ``groups`` with its value and where the value came from."""
+    """Every setting of ``groups`` with its value and where the value came from.
+
+    All but ``--print-config`` itself, which is not a setting of the run that is asked about.
+    """
+    sections = {
+        group: [
+            (option.env or option.flag, option.show(getattr(config, name)), _source(config, name))
+            for name, option in options.items()
+            if name != "print_config"
+        ]
+        for group, options in by_group(groups)
+    }
+    widest = max(len(value) for rows in sections.values() for _, value, _ in rows)
     lines: list[str] = []
-    for group, options in by_group(groups):
+    for group, rows in sections.items():
         lines += ["", f"# {group}"]
-        for name, option in options.items():
-            value = option.show(getattr(config, name))
-            source = config.sources.get(name, "default")
-            lines.append(f"{option.env or option.flag:<50} {value:<24} {source}")
+        lines += [f"{name:<50} {value:<{widest}} {source}" for name, value, source in rows]
     return "\n".join(lines[1:])
+
+
+def _source(config: Config, name: str) -> str:
+    return config.sources.get(name, "default")
 
 
 def markdown() -> str:

@@ -240,6 +240,13 @@ def test_a_switch_alone_means_yes() -> None:
 def test_empty_text_means_not_set_where_text_may_be_absent() -> None:
     assert load(DYN_TRIO_SHUTDOWN_REPORT="", DYN_MODEL_NAME=" ").shutdown_report is None
     assert "DYN_HTTP_HOST=''" in problem_of(DYN_HTTP_HOST="")
+    assert load("--model-name", "").model_name is None
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_a_flag_that_has_no_variable_is_never_empty(text: str) -> None:
+    assert problem_of("--ask", text) == f"--ask={text!r}: must be text that is not empty"
+    assert load("--ask", "Why?").ask == "Why?"
 
 
 def test_an_endpoint_has_three_parts() -> None:
@@ -359,10 +366,17 @@ def test_print_config_tells_each_value_and_its_source() -> None:
     assert only_logging.startswith("# Logging\nDYN_LOG ")
     rows = [line.split() for line in effective(config).splitlines() if line[:1] not in ("", "#")]
     assert config.print_config
-    assert len(rows) == len(OPTIONS)
+    assert len(rows) == len(OPTIONS) - 1
+    assert "--print-config" not in [row[0] for row in rows]
     assert ["DYN_HTTP_PORT", "1", "--http-port"] in rows
     assert ["DYN_LOG", "debug", "DYN_LOG"] in rows
     assert ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "5", "s", "default"] in rows
+
+
+def test_print_config_keeps_its_columns_however_long_a_value_is() -> None:
+    lines = effective(load("--model-path", "/a/" + "long/" * 30)).splitlines()
+    columns = {line.rindex(" ") for line in lines if line[:1] not in ("", "#")}
+    assert len(columns) == 1
 
 
 def test_a_likely_slip_in_a_variable_of_ours_is_a_warning() -> None:
