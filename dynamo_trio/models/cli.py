@@ -1,6 +1,7 @@
 """The cached default model by hand.
 
-Exit codes: 0 done; 1 not there, damaged, interrupted, or not to be had; 64 wrong usage.
+Exit codes: 0 done; 1 not there, damaged, interrupted, or not to be had; 64 wrong usage,
+or a cache folder that cannot be used.
 """
 
 from __future__ import annotations

