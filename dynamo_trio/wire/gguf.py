@@ -3,7 +3,8 @@
 llama.cpp answers most broken files with an error, but some, such as one with a hole of
 zeros in its header, with ``abort()``, which no caller survives. So the header is walked
 here first: every length must stay within the file, every key have a name and a known type,
-and every tensor lie within the data. What the values mean is not looked at.
+and every tensor lie within the data, as far as the size of its type is known. What the
+values mean is not looked at.
 
 Layout (GGUF versions 2 and 3, little endian): magic, version, number of tensors, number of
 key-value pairs; the pairs; for each tensor its name, dimensions, type and offset; padding
@@ -12,6 +13,7 @@ to the alignment; the data.
 
 from __future__ import annotations
 
+import math
 import struct
 
 from attrs import define
@@ -21,6 +23,13 @@ _VERSIONS = (2, 3)
 #: Value types: bytes of one value. 8 is a string, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
+#: Tensor types, as ggml numbers them: (values of one block, bytes of one block).
+_BLOCKS = {
+    **{0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8)},
+    **{30: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)},
+    **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210)},
+    **{15: (256, 292), 20: (32, 18), 23: (256, 136), 34: (256, 54), 35: (256, 66), 39: (32, 17)},
+}
 _MAX_NAME = 64
 _MAX_DIMENSIONS = 4
 
@@ -90,10 +99,10 @@ def _check(walker: _Walker) -> None:
     alignment = 32
     for _ in range(pairs):
         alignment = _check_pair(walker) or alignment
-    offsets = [_check_tensor(walker) for _ in range(tensors)]
-    data_begin = -(-walker.at // alignment) * alignment
-    if offsets and data_begin + max(offsets) >= len(walker.data):
-        raise walker.fail("the data of the tensors is missing")
+    ends = [_check_tensor(walker) for _ in range(tensors)]
+    whole = -(-walker.at // alignment) * alignment + max(ends, default=0)
+    if ends and whole > (there := len(walker.data)):
+        raise BrokenGguf(f"the file is truncated: it has {there} of {whole} bytes")
 
 
 def _check_head(walker: _Walker) -> tuple[int, int]:
@@ -151,12 +160,14 @@ def _size(walker: _Walker, kind: int) -> int:
 
 
 def _check_tensor(walker: _Walker) -> int:
-    """Check one tensor's entry. Returns where its data begins, within the data."""
+    """Check one tensor's entry. Returns where its data ends, within the data."""
     name = walker.string()
     if not 0 < len(name) < _MAX_NAME:
         raise walker.fail("a tensor without a usable name")
     dimensions = walker.u32()
     if dimensions > _MAX_DIMENSIONS:
         raise walker.fail(f"a tensor of {dimensions} dimensions")
-    walker.skip(8 * dimensions + 4)
-    return walker.u64()
+    values = math.prod(walker.u64() for _ in range(dimensions))
+    block_values, block_bytes = _BLOCKS.get(walker.u32(), (0, 0))
+    size = values // block_values * block_bytes if block_values else 1  # unknown: at least that
+    return walker.u64() + size

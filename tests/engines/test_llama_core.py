@@ -251,7 +251,7 @@ async def test_a_folder_is_unusable(tmp_path: Path) -> None:
         ("text", "magic number"),
         ("empty", "the file is empty"),
         ("head only", "a list of strings is cut short"),
-        ("cut short", "data of the tensors is missing"),
+        ("cut short", "truncated: it has 3000000 of 98362432 bytes"),
         ("hole", "a key without a name"),  # llama.cpp itself would abort the process
         ("model without tensors", "not a model that llama.cpp can load"),
     ],
