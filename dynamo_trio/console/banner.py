@@ -39,21 +39,18 @@ class Banner:
     port: int
     model: str
     engine: str
-    #: The shutdown timetable in one line.
-    timetable: str
     pid: int
     #: From the start of the process to readiness.
     seconds: float
 
     def __str__(self) -> str:
         url = url_of(self.host, self.port)
-        stop = f"Ctrl-C, or kill -TERM {self.pid}; Ctrl-C again ends it at once"
+        again = "Ctrl-C again cuts short, a third time leaves at once"
         rows = {
             "address": f"{url}/v1  (and /health, /live, /metrics)",
             "model": self.model,
             "engine": self.engine,
-            "shutdown": self.timetable,
-            "stop": stop,
+            "stop": f"Ctrl-C, or kill -TERM {self.pid}; {again}",
         }
         lines = [f"dynamo_trio {self.version} is ready after {self.seconds:.1f} s"]
         lines += [f"  {name:<9} {value}" for name, value in rows.items()]

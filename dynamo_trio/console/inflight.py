@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isinf
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -29,11 +30,14 @@ class InFlight:
 
 
 def describe_inflight(running: Sequence[InFlight], *, left: float | None = None) -> str:
-    """What is still running, the oldest first. ``left``: seconds until it is told to end."""
+    """What is still running, the oldest first.
+
+    ``left``: seconds until it is told to end; None or inf: nobody knows.
+    """
     if not running:
         return "nothing is running any more"
     noun = "request" if len(running) == 1 else "requests"
-    limit = "" if left is None else f", to be ended in {left:.1f} s"
+    limit = "" if left is None or isinf(left) else f", to be ended in {left:.1f} s"
     oldest = sorted(running, key=lambda item: -item.age)
     lines = [f"{len(running)} {noun} still running{limit}", *map(str, oldest[:SHOWN])]
     if len(oldest) > SHOWN:

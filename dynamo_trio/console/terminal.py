@@ -13,7 +13,8 @@ its exit among them.
 
 The same thread owns the *status line*, the last line of a terminal that shows progress: it wipes
 it before it writes a line of the log and draws it again afterwards, so the two never garble each
-other. The status line is drawn only on terminals.
+other. The status line is drawn only on terminals, and not on one that cannot wipe a line
+(``TERM=dumb``): that is written to like a file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import threading
 from typing import TYPE_CHECKING, TextIO
 
 from attrs import define, field
+
+from dynamo_trio.config.names import terminal_is_dumb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +60,7 @@ class Terminal:
 
     @is_terminal.default
     def _is_terminal_default(self) -> bool:
-        return self.stream.isatty()
+        return self.stream.isatty() and not terminal_is_dumb()
 
     @_fd.default
     def _fd_default(self) -> int | None:

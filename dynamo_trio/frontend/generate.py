@@ -158,10 +158,22 @@ class Generation:
         logger.info(
             "%s: %s, %d tokens in %.2f s",
             self.kind.label,
-            self.record.error_type or "complete",
+            self._ending(),
             self.record.token_count,
             self.record.age(),
         )
+
+    def _ending(self) -> str:
+        """What became of it in a word; for a failure, which kind of one."""
+        match self.admission.outcome:
+            case Outcome.FINISHED:
+                return "complete"
+            case None:  # its task is being cancelled, or by a mistake of ours
+                return "broken off"
+            case Outcome.FAILED:
+                return self.record.error_type or "failed"
+            case outcome:
+                return outcome.value
 
     async def _prepare(self, body_size: int) -> PreprocessedRequest:
         """Render and tokenise; long prompts in a thread, since that takes milliseconds."""

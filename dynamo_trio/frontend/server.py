@@ -25,7 +25,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
-from dynamo_trio.errors import PortInUse
+from dynamo_trio.errors import ConfigError, PortInUse
 from dynamo_trio.frontend.connection import Connection
 from dynamo_trio.frontend.guard import GuardedStream
 from dynamo_trio.frontend.http_limits import HttpLimits
@@ -53,6 +53,7 @@ async def open_listeners(
 
     Raises:
         PortInUse: another process has the port, or it may not be bound.
+        ConfigError: the host is unknown, or an address of another machine.
     """
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
@@ -60,20 +61,21 @@ async def open_listeners(
             await listeners.pop().aclose()
         return listeners
     except OSError as exc:
+        if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"cannot listen on host {host!r} (--http-host, DYN_HTTP_HOST): must be an address"
+                f" of this machine, or a name that has one"
+            ) from exc
         shown = f"[{host}]" if ":" in host else host
         raise PortInUse(f"cannot listen on {shown}:{port}: {_explain(exc)}") from exc
 
 
 def _explain(exc: OSError) -> str:
-    if isinstance(exc, socket.gaierror):
-        return "the host has no address"
     match exc.errno:
         case errno.EADDRINUSE:
             return "the port is in use by another process"
         case errno.EACCES:
             return "this user may not use that port"
-        case errno.EADDRNOTAVAIL:
-            return "the address does not belong to this machine"
         case code:
             return os.strerror(code) if code else str(exc)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -38,7 +39,7 @@ class Asker:
         """Stream the answer out, and end it with a line break.
 
         Raises:
-            AskFailed: the server refused, or the answer is incomplete.
+            AskFailed: the server refused, the answer is incomplete, or it cannot be written.
         """
         try:
             async with (
@@ -49,7 +50,7 @@ class Asker:
         except httpx.HTTPError as exc:
             raise AskFailed(f"the connection broke: {exc!r}") from exc
         finally:
-            with trio.move_on_after(1, shield=True):
+            with trio.move_on_after(1, shield=True), suppress(AskFailed):
                 await self._say("\n")
 
     def _body(self, question: str) -> dict[str, object]:
@@ -78,9 +79,13 @@ class Asker:
             logger.warning("the answer was ended after %d tokens", MAX_TOKENS)
 
     async def _say(self, text: str) -> None:
-        if text:
+        if not text:
+            return
+        try:
             # Abandoned when cancelled: a terminal under Ctrl-S must not hold the stop.
             await trio.to_thread.run_sync(self.write, text, abandon_on_cancel=True)
+        except OSError as exc:
+            raise AskFailed(f"it cannot be written: {exc.strerror or exc}") from exc
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

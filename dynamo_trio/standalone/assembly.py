@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from dynamo_trio.engines import CoreSpec, Limits, StepCore, make_core
 from dynamo_trio.engines.faults import Fault
 from dynamo_trio.engines.vocabulary import AnyOf
+from dynamo_trio.errors import FileUnusable
 from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.lifecycle import DrainPolicy, GraceMode, Timetable
+from dynamo_trio.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def timetable(config: Config) -> Timetable:
-    """The limits of a one-process stop. There is no grace: nobody else routes to it."""
+    """The limits of a one-process stop. No grace: nobody else routes to it. No callbacks."""
     return Timetable(
         grace=0.0,
         grace_mode=GraceMode(config.grace_mode),
@@ -27,6 +29,7 @@ def timetable(config: Config) -> Timetable:
         drain=config.drain,
         drain_policy=DrainPolicy(config.drain_policy),
         hook=config.callback_limit,
+        hooks=0,
         fatal=config.fatal_limit,
         total=config.standalone_budget,
         killed_after=config.termination_grace,
@@ -55,6 +58,17 @@ def model_name(config: Config, model_path: Path | None) -> str:
     if config.model_name is not None:
         return config.model_name
     return "sim" if model_path is None else model_path.name.split(".")[0] or model_path.name
+
+
+def tokenizer(config: Config, path: Path | None) -> Tokenizer:
+    """The tokenizer of the model; a byte is a token where there is none. Blocks for a second.
+
+    Raises:
+        StartupError: the model cannot be used.
+    """
+    if config.engine == "llama" and path is not None and path.is_dir():
+        raise FileUnusable(f"{path} is a folder; the llama engine needs a .gguf file")
+    return load_tokenizer(path)
 
 
 def build_core(config: Config, path: Path | None, name: str, tokenizer: Tokenizer) -> StepCore:

@@ -31,6 +31,9 @@ def main() -> NoReturn:
     except ConfigError as exc:
         _refuse(exc)
     if config.print_config:
+        with suppress(OSError):
+            for warning in config.warnings:
+                print(f"dynamo_trio: {warning}", file=sys.stderr)
         _show(effective(config))
     _run(config, began)
 
@@ -50,9 +53,16 @@ def _refuse(exc: ConfigError) -> NoReturn:
 
 def _show(text: str) -> NoReturn:
     """Print, and exit. A reader that has left is no error: it has seen enough."""
-    with suppress(OSError):
+    code = ExitCode.OK
+    try:
         print(text, flush=True)
-    os._exit(ExitCode.OK)  # an ordinary exit would flush once more, and complain
+    except BrokenPipeError:
+        pass
+    except OSError as exc:
+        code = ExitCode.FATAL
+        with suppress(OSError):
+            print(f"dynamo_trio: cannot print: {exc.strerror}", file=sys.stderr, flush=True)
+    os._exit(code)  # an ordinary exit would flush once more, and complain
 
 
 def _run(config: Config, began: float) -> NoReturn:

@@ -27,6 +27,7 @@ import trio
 from dynamo_trio import __version__
 from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
 from dynamo_trio.discovery import ModelCard
+from dynamo_trio.errors import FetchError
 from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.catalog import open_catalog
 from dynamo_trio.frontend.server import open_listeners, serve_http
@@ -35,7 +36,7 @@ from dynamo_trio.models import FetchCancelled, default_model
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
 from dynamo_trio.standalone import assembly
 from dynamo_trio.standalone.ask import Asker, AskFailed, write_stdout
-from dynamo_trio.tokenizers import Preprocessor, Tokenizer, load_tokenizer
+from dynamo_trio.tokenizers import Preprocessor, Tokenizer
 from dynamo_trio.wire.llm import PreprocessedRequest
 from dynamo_trio.worker.hold import hold_engine
 from dynamo_trio.worker.serve import engine_handler
@@ -49,8 +50,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dynamo_trio.standalone")
 
-#: How often the terminal's status line tells what a drain waits for, in seconds.
-TELL_EVERY = 1.0
+#: How often the terminal's status line is told anew what a drain waits for, in seconds.
+TELL_EVERY = 0.25
+
+#: What helps whoever has no default model and cannot get it.
+NO_MODEL = (
+    "To start without it: --model-path FILE.gguf serves a file of your own,"
+    " --engine sim needs no model."
+)
 
 
 @attrs.define(eq=False)
@@ -63,13 +70,18 @@ class Program:
     frontend: Frontend
     #: When the process began, by time.monotonic().
     began: float
-    #: The exit code that the program itself has earned.
-    code: int = 0
+    #: The exit code that the program itself has earned. With ``--ask`` only a complete answer
+    #: makes it 0.
+    code: int = attrs.field(init=False)
     port: int = 0
     # Both are set off by a stop that comes before the process is ready; the event is read
     # by the thread that fetches the model.
     _hurry: threading.Event = attrs.field(factory=threading.Event)
     _startup: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    @code.default
+    def _code_default(self) -> int:
+        return 0 if self.config.ask is None else 1
 
     async def run(self) -> int:
         """Start, serve until a stop is requested, and stop. Returns an exit code.
@@ -93,7 +105,7 @@ class Program:
     async def _start_and_serve(self) -> None:
         with self._startup:
             path = await self._model_path()
-            tokenizer = await trio.to_thread.run_sync(load_tokenizer, path)
+            tokenizer = await trio.to_thread.run_sync(assembly.tokenizer, self.config, path)
             load = partial(_preprocessor, tokenizer)
             async with (
                 open_runtime(self.lifecycle) as runtime,
@@ -141,8 +153,9 @@ class Program:
         )
 
     async def _model_path(self) -> Path | None:
-        if self.config.engine == "sim" or self.config.model_path is not None:
-            return self.config.model_path
+        path = self.config.model_path
+        if self.config.engine == "sim" or path is not None:
+            return path
         with progress(self.terminal, "getting the model", counts_bytes=True) as bar:
             fetch = partial(default_model, self.config.cache_dir, bar.update, cancel=self._hurry)
             try:
@@ -151,6 +164,8 @@ class Program:
                 # The start is cancelled: it ends here.
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC120 - meant to raise Cancelled instead
                 raise
+            except FetchError as exc:
+                raise FetchError(f"{exc}\n{NO_MODEL}") from exc
 
     # --- ready ------------------------------------------------------------------------------
 
@@ -170,7 +185,6 @@ class Program:
             port=self.port,
             model=name,
             engine=self.config.engine,
-            timetable=self.lifecycle.timetable.describe(),
             pid=os.getpid(),
             seconds=time.monotonic() - self.began,
         )
@@ -181,7 +195,8 @@ class Program:
             await Asker(url, name, write_stdout).ask(question)
         except AskFailed as exc:
             logger.error("no answer: %s", exc)
-            self.code = 0 if self.lifecycle.stopping else 1
+        else:
+            self.code = 0
         self.lifecycle.request_stop("the question is answered")
 
     # --- stopping ---------------------------------------------------------------------------
@@ -190,18 +205,28 @@ class Program:
         """End a start where it stands; tell a person what a drain waits for."""
         await self.lifecycle.wait_stop_requested()
         if not self.frontend.ready:
-            self._hurry.set()
-            self._startup.cancel("a stop was requested during the start")
+            self._end_the_start()
+        if self.config.ask is not None:
+            return  # the last line of the terminal may be the answer's
         try:
             while self.lifecycle.phase < Phase.STOPPED:
-                self.terminal.set_status(partial(str, self._describe_left()))
+                left = self._describe_left()
+                self.terminal.set_status(partial(str, left) if left else None)
                 await trio.sleep(TELL_EVERY)
         finally:
             self.terminal.set_status(None)
 
-    def _describe_left(self) -> str:
+    def _end_the_start(self) -> None:
+        self._hurry.set()
+        self._startup.cancel("a stop was requested during the start")
+        if self.config.ask is not None:
+            logger.error("no answer: stopped before the question was asked")
+
+    def _describe_left(self) -> str | None:
         now = trio.current_time()
         running = [InFlight(a.label, now - a.admitted_at) for a in self.lifecycle.http.admissions()]
+        if not running:
+            return None  # nothing that a person could wait for: it is over in a moment
         return describe_inflight(running, left=self.lifecycle.remaining()).partition("\n")[0]
 
 

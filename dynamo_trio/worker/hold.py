@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from dynamo_trio.engines import Engine, open_engine
+from dynamo_trio.errors import EngineHung, LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +40,20 @@ async def hold_engine(
         StartupError: loading failed.
         EngineDead, EngineHung: in a group, after the streams were told.
     """
-    async with open_engine(
-        core,
-        host=host,
-        limits=limits,
-        close_scope=partial(lifecycle.cleanup, name="engine_close"),
-        recall_scope=lifecycle.cleanup,
-        progress=progress,
-    ) as engine:
-        task_status.started(engine)
-        await lifecycle.wait_stopped()
+    loading = True
+    try:
+        async with open_engine(
+            core,
+            host=host,
+            limits=limits,
+            close_scope=partial(lifecycle.cleanup, name="engine_close"),
+            recall_scope=partial(lifecycle.cleanup, name="engine_recall"),
+            progress=progress,
+        ) as engine:
+            loading = False
+            task_status.started(engine)
+            await lifecycle.wait_stopped()
+    except EngineHung as exc:
+        if not loading:
+            raise
+        raise LoadError("the load of the model hangs and cannot be ended (EngineHung)") from exc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -41,6 +42,12 @@ logger = logging.getLogger("dynamo_trio.somewhere")
 class FakeTty(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture(autouse=True)
+def able_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the terminal is in which the tests run."""
+    monkeypatch.setenv("TERM", "xterm")
 
 
 @pytest.fixture
@@ -96,6 +103,20 @@ def test_color_and_no_date_on_a_terminal_only(log_to: LogTo) -> None:
     elsewhere = log_to()
     logger.error("bad")
     assert "\x1b" not in elsewhere()
+
+
+def test_a_dumb_terminal_is_written_to_like_a_file(
+    log_to: LogTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    tty = FakeTty()
+    written = log_to(tty)
+    with progress(Terminal(tty), "loading") as bar:
+        bar.update(1, 2)
+    logger.error("bad")
+    assert "\x1b" not in written()
+    assert "\r" not in written()
+    assert "loading: 50 %" in written()
 
 
 def test_a_json_line_carries_request_extras_and_exception(
@@ -393,12 +414,13 @@ def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:
 
 def test_the_banner_tells_what_a_person_needs() -> None:
     banner = Banner(
-        version="1", host="127.0.0.1", port=8000, model="m", engine="sim", timetable="drain 5 s",
-        pid=77, seconds=1.23,
+        version="1", host="127.0.0.1", port=8000, model="m", engine="sim", pid=77,
+        seconds=1.23,
     )  # fmt: skip
     text = str(banner)
-    for part in ("ready after 1.2 s", "http://127.0.0.1:8000/v1", "drain 5 s", "kill -TERM 77"):
+    for part in ("ready after 1.2 s", "http://127.0.0.1:8000/v1", "kill -TERM 77"):
         assert part in text
+    assert "Ctrl-C again cuts short, a third time leaves at once" in text
     assert curl_line("http://127.0.0.1:8000", "m") in text.splitlines()
 
 
@@ -410,6 +432,9 @@ def test_what_is_still_running_is_listed_oldest_first_and_not_for_ever() -> None
         "old: running for 9.0 s, about 2.5 s to go",
         "young: running for 1.0 s",
     ]
+    for unknown in (None, math.inf):
+        first = describe_inflight(two, left=unknown).splitlines()[0]
+        assert first == "2 requests still running"
     many = describe_inflight([InFlight(f"r{n}", n) for n in range(30)]).splitlines()
     assert many[0] == "30 requests still running"
     assert many[1].startswith("r29: ")

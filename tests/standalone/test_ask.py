@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.standalone.harness import PATIENCE, clean_environ
 
 if TYPE_CHECKING:
     from tests.standalone.conftest import Start
@@ -77,8 +83,10 @@ def test_two_sigints_end_it_now(start_sim: Start) -> None:
     server.kill(signal.SIGINT)
     server.wait_log("phase draining")
     server.kill(signal.SIGINT)
-    assert server.end() == 0
+    assert server.end() == 1
+    assert server.report["exit_code"] == 1
     assert server.report["requests"]["cut"] == 1
+    assert "no answer: The server is shutting down; this answer is incomplete." in server.log
     assert "Traceback" not in server.log
     assert read_stdout(server).endswith("\n")
 
@@ -95,5 +103,46 @@ def test_a_signal_before_the_question_is_asked(start_sim: Start) -> None:
     server = start_sim(*QUESTION, "--load-ms", "100000", "--log", "info", ready=False)
     server.wait_log("loading sim")
     server.kill(signal.SIGTERM)
-    assert server.end() == 0
+    assert server.end() == 1
     assert read_stdout(server) == ""
+    assert "no answer: stopped before the question was asked" in server.log
+
+
+def test_an_answer_that_a_limit_cuts(start_sim: Start) -> None:
+    limit = {"DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": "0.2"}
+    server = start_sim(*QUESTION, "--itl-ms", "2000", "--log", "info", ready=False, **limit)
+    assert server.popen.stdout is not None
+    assert server.popen.stdout.read(2)
+    server.kill(signal.SIGTERM)
+    assert server.end() == 1
+    assert server.report["requests"]["cut"] == 1
+    assert "http_drain was ended by its limit of 0.2 s; 1 request left" in server.log
+    assert "chat_completions: cut, " in server.log
+    assert read_stdout(server).endswith("\n")
+
+
+def test_an_answer_that_cannot_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dynamo_trio", "--engine", "sim", "--http-port", "0", *QUESTION],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environ(),
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 1
+    told, report = done.stderr.splitlines()
+    assert told.endswith("no answer: it cannot be written: No space left on device")
+    assert json.loads(report)["exit_code"] == 1
+
+
+def test_an_empty_question() -> None:
+    command = [sys.executable, "-m", "dynamo_trio", "--engine", "sim", "--ask", ""]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean_environ(), timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 64
+    assert "--ask='': must be text that is not empty" in done.stderr

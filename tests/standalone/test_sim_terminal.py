@@ -110,7 +110,7 @@ def on_terminal() -> Iterator[StartOnTerminal]:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=clean_environ(TERM="xterm", COLUMNS="160", **environ),
+            env=clean_environ(**{"TERM": "xterm", "COLUMNS": "160", **environ}),
             start_new_session=True,
         )
         os.close(slave)
@@ -136,6 +136,7 @@ def test_ctrl_c_leaves_at_once_when_idle(on_terminal: StartOnTerminal) -> None:
     report = json.loads(next(line for line in reversed(program.lines) if line))
     assert report["cause"] == "SIGINT"
     assert report["seconds"] < 10
+    assert "running any more" not in program.screen
 
 
 def test_ctrl_c_shows_what_is_running_and_the_next_one_ends_it(
@@ -151,6 +152,40 @@ def test_ctrl_c_shows_what_is_running_and_the_next_one_ends_it(
     report = json.loads(next(line for line in reversed(program.lines) if line))
     assert report["requests"]["cut"] == 2
     assert "still running" not in "\n".join(program.lines)  # the status line is gone
+    told = re.findall(r"still running([^\r\x1b]*)", program.screen)
+    assert all(re.match(r", to be ended in \d+\.\d s", words) for words in told)
+
+
+def test_nothing_is_drawn_into_an_answer(on_terminal: StartOnTerminal) -> None:
+    patient = {"DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": "100"}
+    program = on_terminal("--ask", "Why is the sky blue?", "--itl-ms", "20", **patient)
+    program.read_until(lambda _: "loading" not in answered(program) and len(answered(program)) > 10)
+    program.type(CTRL_C)
+    assert program.end() == 0
+    assert "\x1b" not in answered(program)
+    assert "still running" not in program.screen
+    report = json.loads(next(line for line in reversed(program.lines) if line))
+    assert report["cause"] == "SIGINT"
+    assert report["requests"]["finished"] == 1
+
+
+def answered(program: OnTerminal) -> str:
+    """What stands on the screen after the progress of the load was wiped, but for Ctrl-C's echo."""
+    return program.screen.rpartition("\x1b[2K")[2].replace("^C", "")
+
+
+def test_a_dumb_terminal_gets_neither_colour_nor_a_status_line(
+    on_terminal: StartOnTerminal,
+) -> None:
+    program = on_terminal("--itl-ms", "50", TERM="dumb")
+    with open_streams(program.port, 1, chat(1900)) as streams:
+        program.type(CTRL_C)
+        program.wait_for("phase draining")
+        program.type(CTRL_C)
+        assert [answer.error["code"] for answer in finish_all(streams)] == ["cut"]
+    assert program.end() == 0
+    assert "\x1b" not in program.screen
+    assert "still running" not in program.screen
 
 
 def test_loading_shows_progress(on_terminal: StartOnTerminal) -> None:
@@ -169,7 +204,8 @@ def test_the_banner_has_a_curl_line_that_works(on_terminal: StartOnTerminal) -> 
     body = json.loads(curl.partition(" -d '")[2].removesuffix("'"))
     assert f"http://127.0.0.1:{port}/v1/chat/completions" in curl
     assert ask(port, "POST", "/v1/chat/completions", body).is_done
-    assert "HTTP drain <= 5 s" in program.screen
+    assert program.screen.count("HTTP drain <= 5 s") == 1
+    assert "Ctrl-C again cuts short, a third time leaves at once" in program.screen
     program.type(CTRL_C)
     assert program.end() == 0
 

