@@ -39,6 +39,8 @@ class Banner:
     port: int
     model: str
     engine: str
+    #: The limits of a stop, in one line.
+    timetable: str
     pid: int
     #: From the start of the process to readiness.
     seconds: float
@@ -50,6 +52,7 @@ class Banner:
             "address": f"{url}/v1  (and /health, /live, /metrics)",
             "model": self.model,
             "engine": self.engine,
+            "shutdown": self.timetable,
             "stop": f"Ctrl-C, or kill -TERM {self.pid}; {again}",
         }
         lines = [f"dynamo_trio {self.version} is ready after {self.seconds:.1f} s"]

@@ -185,6 +185,7 @@ class Program:
             port=self.port,
             model=name,
             engine=self.config.engine,
+            timetable=self.lifecycle.timetable.describe(),
             pid=os.getpid(),
             seconds=time.monotonic() - self.began,
         )

@@ -415,10 +415,10 @@ def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:
 def test_the_banner_tells_what_a_person_needs() -> None:
     banner = Banner(
         version="1", host="127.0.0.1", port=8000, model="m", engine="sim", pid=77,
-        seconds=1.23,
+        timetable="HTTP drain <= 5 s", seconds=1.23,
     )  # fmt: skip
     text = str(banner)
-    for part in ("ready after 1.2 s", "http://127.0.0.1:8000/v1", "kill -TERM 77"):
+    for part in ("ready after 1.2 s", "http://127.0.0.1:8000/v1", "HTTP drain <= 5 s", "TERM 77"):
         assert part in text
     assert "Ctrl-C again cuts short, a third time leaves at once" in text
     assert curl_line("http://127.0.0.1:8000", "m") in text.splitlines()
