@@ -24,7 +24,6 @@ from dynamo_trio.lifecycle.report import ShutdownReport as ShutdownReport
 from dynamo_trio.lifecycle.timetable import DrainPolicy as DrainPolicy
 from dynamo_trio.lifecycle.timetable import GraceMode as GraceMode
 from dynamo_trio.lifecycle.timetable import Timetable as Timetable
-from dynamo_trio.lifecycle.timetable import total_from as total_from
 
 __all__ = [
     "MOVES",
@@ -45,5 +44,4 @@ __all__ = [
     "Stage",
     "Timetable",
     "diagram",
-    "total_from",
 ]

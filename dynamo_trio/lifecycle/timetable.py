@@ -28,8 +28,6 @@ RESERVE_PART = 1 / 5
 SLACK = 5.0
 #: After an escalation the engine has so long to close.
 ESCALATED_ENGINE_CLOSE = 5.0
-#: What a supervisor's kill leaves a process for its exit (flush, interpreter, container).
-KILL_MARGIN = 3.0
 
 
 class DrainPolicy(enum.StrEnum):
@@ -50,31 +48,6 @@ class GraceMode(enum.StrEnum):
 def reserve_of(total: float) -> float:
     """The part of ``total`` that is kept for cleanup: 5 s or a fifth, whichever is less."""
     return 0.0 if math.isinf(total) else min(RESERVE, total * RESERVE_PART)
-
-
-def total_from(
-    *,
-    total: float | None,
-    graceful: float | None = None,
-    grace: float = 0.0,
-    termination_grace: float | None = None,
-) -> float | None:
-    """The total of a process, from the settings that may give one; the first that is set wins.
-
-    Args:
-        total: ``DYN_WORKER_SHUTDOWN_TOTAL_TIMEOUT_SECS`` (or the frontend's own).
-        graceful: ``DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT``, which counts from the end of ``grace``.
-        grace: ``DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS``.
-        termination_grace: ``DYN_TRIO_TERMINATION_GRACE_PERIOD_SECS``, after which the
-            supervisor kills; three seconds of it are left for the exit itself.
-    """
-    if total is not None:
-        return total
-    if graceful is not None:
-        return graceful + grace
-    if termination_grace is not None:
-        return termination_grace - KILL_MARGIN
-    return None
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dynamo_trio.lifecycle import Timetable, total_from
+from dynamo_trio.lifecycle import Timetable
 from dynamo_trio.lifecycle.timetable import reserve_of
 
 
@@ -22,22 +22,6 @@ def test_the_budget_is_what_the_reserve_leaves() -> None:
     assert Timetable(total=57).reserve == 5
     assert Timetable().budget == math.inf
     assert Timetable().reserve == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "total"),
-    [
-        ({"total": None}, None),
-        ({"total": 12.0, "graceful": 30.0, "termination_grace": 60.0}, 12.0),
-        ({"total": 0.0, "graceful": 30.0}, 0.0),
-        ({"total": None, "graceful": 30.0, "grace": 5.0, "termination_grace": 60.0}, 35.0),
-        ({"total": None, "termination_grace": 60.0}, 57.0),
-    ],
-)
-def test_the_first_setting_that_is_there_gives_the_total(
-    settings: dict[str, float], total: float | None
-) -> None:
-    assert total_from(**settings) == total
 
 
 def test_the_watchdog_waits_five_seconds_longer_than_the_stop_may_take() -> None:
