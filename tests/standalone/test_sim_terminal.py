@@ -204,7 +204,7 @@ def test_the_banner_has_a_curl_line_that_works(on_terminal: StartOnTerminal) -> 
     body = json.loads(curl.partition(" -d '")[2].removesuffix("'"))
     assert f"http://127.0.0.1:{port}/v1/chat/completions" in curl
     assert ask(port, "POST", "/v1/chat/completions", body).is_done
-    assert program.screen.count("HTTP drain <= 5 s") == 1
+    assert "  shutdown  HTTP drain <= 5 s" in program.screen
     assert "Ctrl-C again cuts short, a third time leaves at once" in program.screen
     program.type(CTRL_C)
     assert program.end() == 0
