@@ -33,6 +33,8 @@ class LastWords:
     #: ``DYN_TRIO_SHUTDOWN_REPORT``, such as /dev/termination-log.
     path: Path | None = None
     source: Callable[[], ShutdownReport] = _nothing_known
+    #: The signal that asked to stop, which a busy loop may not have heard of.
+    signalled: Callable[[], str | None] = lambda: None
     #: Errors that no lifecycle knows of.
     errors: list[str] = attrs.field(factory=list)
     # One item: who takes it speaks. list.pop is atomic.
@@ -58,9 +60,9 @@ class LastWords:
         report = self.source()
         errors = (*report.errors, *self.errors)
         cause = report.cause
-        if cause == NO_CAUSE:  # the process ends without having been told to
+        if cause == NO_CAUSE:  # nobody told the lifecycle to stop, or it never heard
             otherwise = "SIGINT" if exit_code == ExitCode.INTERRUPTED else "main returned"
-            cause = errors[0] if errors else otherwise
+            cause = errors[0] if errors else self.signalled() or otherwise
         report = attrs.evolve(report, cause=cause, exit_code=int(exit_code), errors=errors)
         return report.at_exit().to_json().encode() + b"\n"
 

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import attrs
@@ -18,6 +19,7 @@ import trio
 
 from dynamo_trio.errors import StartupError
 from dynamo_trio.lifecycle.report import summary
+from dynamo_trio.lifecycle.timetable import ESCALATED_ENGINE_CLOSE, SLACK
 from dynamo_trio.process import signals
 from dynamo_trio.process.exit_codes import ExitCode, strongest
 from dynamo_trio.process.last_words import LastWords
@@ -113,12 +115,23 @@ def run_process(
     last_words = LastWords(report_path)
     watchdog = Watchdog(last_words.say)
     signals.desk.on_early = watchdog.arm_early
+    signals.desk.on_late = partial(_arm_late, watchdog)
+    last_words.signalled = lambda: signals.desk.cause
     signals.desk.last_words = lambda: last_words.say(ExitCode.INTERRUPTED)
     watchdog.start()
     if signals.stop_pending():  # it came while the imports ran
         watchdog.arm_early()
     context = ProcessContext(last_words, watchdog)
     context.leave(context.run(main))
+
+
+def _arm_late(watchdog: Watchdog, verb: signals.Verb, lifecycle: Lifecycle) -> None:
+    """What the lifecycle will order once the loop turns, ordered by the signal handler."""
+    timetable = lifecycle.timetable
+    if verb is signals.Verb.STOP:
+        watchdog.arm(timetable.watchdog_limit)
+    elif verb is signals.Verb.ESCALATE:
+        watchdog.arm(timetable.stop + ESCALATED_ENGINE_CLOSE + SLACK)
 
 
 def _explain(exc: BaseException) -> int:

@@ -18,7 +18,7 @@ SIGINT     stop          escalate                    leave now: 130
 The first three are put into an inbox with the time at which they came. Until a lifecycle
 is attached they wait there; a program looks with :func:`stop_pending` before each long
 step of its start. From then on they are handed over within the loop. *Leave now* is done
-by the handler itself.
+by the handler itself, and so is arming the watchdog: the loop may never turn again.
 
 Trio's own ``open_signal_receiver`` is for programs that use this library. It merges equal
 signals that come quickly, hears nothing while the loop is busy, and does not exist before
@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import enum
 import os
+import select
 import signal
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +78,10 @@ INTERRUPTED = 130
 
 def _leave_at_once() -> None:
     """Before anybody can tell more: the exit of the last SIGINT while the process loads."""
-    os.write(
-        2, b'{"event":"shutdown_report","cause":"SIGINT","exit_code":130,"phase":"starting"}\n'
-    )
+    line = b'{"event":"shutdown_report","cause":"SIGINT","exit_code":130,"phase":"starting"}\n'
+    with suppress(OSError, ValueError):  # closed, or its reader is gone: nobody is left to tell
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, line)
 
 
 class SignalDesk:
@@ -93,6 +95,10 @@ class SignalDesk:
         self._token: trio.lowlevel.TrioToken | None = None
         #: Called by the handler for a signal that finds no lifecycle.
         self.on_early: Callable[[], object] = lambda: None
+        #: Called by the handler for a signal that finds one: a busy loop may never hear of it.
+        self.on_late: Callable[[Verb, Lifecycle], object] = lambda verb, lifecycle: None
+        #: Name of the signal that asked to stop, if one did.
+        self.cause: str | None = None
         #: Called by the handler right before it leaves with 130.
         self.last_words: Callable[[], object] = _leave_at_once
 
@@ -115,17 +121,26 @@ class SignalDesk:
         """The handler. It may interrupt any Python code, itself included; it takes no lock."""
         verb, self._stage = RULES[self._current_stage(), signal.Signals(signum)]
         if verb is Verb.LEAVE:
-            try:
-                self.last_words()
-            finally:
-                os._exit(INTERRUPTED)
-        self._inbox.append((verb, signal.Signals(signum).name, time.monotonic()))
-        if self._token is None:
+            self._leave()
+        name = signal.Signals(signum).name
+        self.cause = self.cause or name
+        self._inbox.append((verb, name, time.monotonic()))
+        if self._lifecycle is None or self._token is None:
             self.on_early()
             return
+        self.on_late(verb, self._lifecycle)
         # trio.RunFinishedError: the loop is over, the exit is under way.
         with suppress(RuntimeError):
             self._token.run_sync_soon(self.pass_on, idempotent=True)
+
+    def _leave(self) -> NoReturn:
+        try:
+            # One more would interrupt the last words, find them taken, and leave without them.
+            for signum in HANDLED:
+                signal.signal(signum, signal.SIG_IGN)
+            self.last_words()
+        finally:
+            os._exit(INTERRUPTED)
 
     def _current_stage(self) -> Stage:
         """A stop that something else began counts like one that a signal began."""

@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,15 @@ EARLY_LIMIT = 35.0
 
 
 class Watchdog:
-    """Start it before the loop; arm it from the main thread."""
+    """Start it before the loop; arm it from the main thread, its signal handlers included."""
 
     def __init__(self, last_words: Callable[[int], object]) -> None:
         self._last_words = last_words
-        self._orders: SimpleQueue[float] = SimpleQueue()
-        # Invariant: once firm, the deadline only shrinks. Times of time.monotonic().
-        self._deadline = math.inf
-        self._firm = False
+        self._orders: SimpleQueue[None] = SimpleQueue()
+        # Times of time.monotonic(). Invariant: once one is firm, the deadline only shrinks.
+        # All that were ever named are kept, for a handler may interrupt the naming of one.
+        self._firm: list[float] = []
+        self._early = math.inf
 
     def start(self) -> None:
         """Start the thread, which waits for an order."""
@@ -51,32 +53,41 @@ class Watchdog:
     def arm(self, seconds: float) -> None:
         """The process must be gone in so many seconds, or earlier if it was told so before."""
         deadline = time.monotonic() + seconds
-        if not self._firm or deadline < self._deadline:
-            self._firm = True
-            self._order(deadline)
+        self._firm.append(deadline)
+        if self._deadline() == deadline:
+            self._order()
 
     def arm_early(self) -> None:
         """A signal came while nobody knows a timetable yet; a later :meth:`arm` replaces this."""
-        if self._deadline == math.inf:
-            self._order(time.monotonic() + EARLY_LIMIT)
+        if self._deadline() == math.inf:
+            self._early = time.monotonic() + EARLY_LIMIT
+            self._order()
 
-    def _order(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._orders.put(deadline)  # reentrant: a signal handler may be the caller
-        left = max(deadline - time.monotonic(), 0.0) + SECOND_LINE
-        faulthandler.dump_traceback_later(left, exit=True, file=2)
+    def _deadline(self) -> float:
+        return min(self._firm, default=self._early)
+
+    def _order(self) -> None:
+        self._orders.put(None)  # reentrant: a signal handler may be the caller
+        told = math.nan
+        # Again if a handler named a shorter deadline meanwhile: that must not be undone.
+        while told != (deadline := self._deadline()):
+            told = deadline
+            _second_line(max(deadline - time.monotonic(), 0.0) + SECOND_LINE)
 
     def _watch(self) -> None:
-        deadline = math.inf
-        while True:
-            left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
-            try:
-                deadline = self._orders.get(timeout=left)
-            except Empty:
-                self._fire()
+        while (left := self._deadline() - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._orders.get(timeout=None if left == math.inf else left)
+        self._fire()
 
     def _fire(self) -> None:
         try:
             self._last_words(ExitCode.FORCED)
         finally:
             os._exit(ExitCode.FORCED)
+
+
+def _second_line(seconds: float) -> None:
+    # RuntimeError: it cannot have a thread. The first line has one already, and must do.
+    with suppress(RuntimeError):
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)

@@ -97,6 +97,13 @@ async def loop_spins(context: ProcessContext, timetable: Timetable = WATCHED) ->
     await serve(context, lifecycle, spin)
 
 
+async def loop_spins_before(context: ProcessContext) -> None:
+    context.attach(Lifecycle(WATCHED))
+    print("ready", flush=True)
+    while True:
+        pass
+
+
 async def loop_spins_unwatched(context: ProcessContext) -> None:
     await loop_spins(context, CALM)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dynamo_trio.lifecycle import ShutdownReport
+from dynamo_trio.lifecycle import Lifecycle, ShutdownReport, Timetable
 from dynamo_trio.process import (
     ExitCode,
     ProcessContext,
@@ -21,6 +21,7 @@ from dynamo_trio.process import (
     strongest,
     watchdog,
 )
+from dynamo_trio.process.run import _arm_late
 from dynamo_trio.process.signals import RULES, SignalDesk, Stage, Verb
 
 if TYPE_CHECKING:
@@ -151,6 +152,38 @@ def test_the_watchdog_only_shrinks(timers: list[float]) -> None:
     for seconds in (100, 200, 50):
         dog.arm(seconds)
     assert timers == [102, 52]
+
+
+def test_a_handler_that_interrupts_the_arming_is_not_overruled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dog = watchdog.Watchdog(lambda code: None)
+    told: list[float] = []
+
+    def later(seconds: float, **_: object) -> None:
+        if not told:  # the signal comes right before the longer limit is set
+            told.append(0)
+            dog.arm(12)
+        told.append(round(seconds))
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
+    dog.arm(60)
+    assert told == [0, 14, 62, 14]
+
+
+def test_the_watchdog_does_without_its_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to start watchdog thread")
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
+    watchdog.Watchdog(lambda code: None).arm(10)
+
+
+def test_the_handler_arms_by_what_the_signal_means(timers: list[float]) -> None:
+    dog, lifecycle = watchdog.Watchdog(lambda code: None), Lifecycle(Timetable(total=57))
+    for verb in (Verb.STOP, Verb.REPEAT, Verb.ESCALATE, Verb.STOP):
+        _arm_late(dog, verb, lifecycle)
+    assert timers == [62 + 2, 12 + 2]
 
 
 def test_a_first_guess_gives_way(timers: list[float]) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,39 @@ def test_the_last_of_three_early_sigints_leaves_at_once(start: Any) -> None:
     assert child.report["phase"] == "starting"
 
 
+LEAVING = """
+from dynamo_trio.process import signals; signals.install()
+import os, signal
+leave = signals.desk.last_words
+def more():
+    for _ in range(5):
+        os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)
+    leave()
+signals.desk.last_words = more
+while True:
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_more_sigints_than_three_give_one_report() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert json.loads(done.stderr)["exit_code"] == 130
+
+
+def test_leaving_waits_for_no_reader_of_stderr() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while os.write(write, b"x" * 4096):
+            pass
+    os.set_blocking(write, True)
+    done = subprocess.run([sys.executable, "-c", LEAVING], stderr=write, timeout=10)
+    os.close(read)
+    os.close(write)
+    assert done.returncode == 130
+
+
 def test_the_handler_stands_before_the_imports() -> None:
     code = (
         "from dynamo_trio.process import signals; signals.install()\n"
@@ -319,6 +353,14 @@ def test_the_watchdog_ends_what_hangs(start: Any, scenario: str) -> None:
     assert child.report["cause"] == "SIGTERM"
     assert child.report["phases"][-1]["outcome"] == "unfinished"
     assert child.report["seconds"] >= child.report["phases"][-1]["seconds"] > 0.1
+
+
+def test_a_signal_arms_the_watchdog_though_the_loop_is_busy_already(start: Any) -> None:
+    child = start("loop_spins_before", COVERAGE_PROCESS_START="", COVERAGE_PROCESS_CONFIG="")
+    child.kill(signal.SIGTERM)
+    assert child.popen.wait(10) == 70
+    child.end()
+    assert child.report["cause"] == "SIGTERM"
 
 
 def test_the_watchdog_knows_a_limit_before_there_is_a_timetable(start: Any) -> None:
