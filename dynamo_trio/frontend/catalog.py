@@ -67,7 +67,7 @@ class Catalog:
             return model
         if model is not None or name in self._known:
             raise NoWorker(f"model {name!r} has no worker at the moment")
-        raise ModelNotFound(f"model {name!r} does not exist", param="model")
+        raise ModelNotFound(f"model {name[:200]!r} does not exist", param="model")
 
     async def wait_for(self, name: str) -> ServedModel:
         """Wait until the model is offered and has an instance."""

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dynamo_trio.frontend")
 
+#: Longer bodies are parsed in a thread: it takes milliseconds and more.
+PARSE_INLINE_BYTES = 256 * 1024
+
 EVENT_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 
 _ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
@@ -107,7 +110,7 @@ async def generate(kind: Kind, frontend: Frontend, call: HttpCall) -> None:
         DynamoException: nothing has been sent yet; the caller answers with its status.
     """
     body = await read_body(call.scope, call.receive, frontend.limits)
-    request = kind.parse(body)
+    request = await parse_body(kind, body)
     model = frontend.find(request.model)
     label = f"{kind.label} {call.request_id}"
     mode = "stream" if request.stream else "unary"
@@ -124,6 +127,13 @@ async def generate(kind: Kind, frontend: Frontend, call: HttpCall) -> None:
             raise
         finally:
             generation.log()
+
+
+async def parse_body(kind: Kind, body: bytes) -> GenerationRequest:
+    """The request in ``body``; a long one is read in a thread."""
+    if len(body) <= PARSE_INLINE_BYTES:
+        return kind.parse(body)
+    return await trio.to_thread.run_sync(kind.parse, body)
 
 
 @attrs.define(eq=False)
@@ -191,7 +201,8 @@ class Generation:
         self, prepared: PreprocessedRequest, answer: Answer
     ) -> AbstractAsyncContextManager[ClientStream]:
         client = self.model.client
-        head = RequestHead(self.call.request_id)
+        # Not the client's request id: nothing keeps clients from sending one twice.
+        head = RequestHead(self.id)
         return client.open_stream(client.pick(), head, prepared, answer)
 
     # --- streamed -----------------------------------------------------------------------

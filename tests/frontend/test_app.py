@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
+from dynamo_trio.frontend.generate import PARSE_INLINE_BYTES, Kind, parse_body
 from dynamo_trio.lifecycle import Outcome
 from dynamo_trio.testing import Fault
+from dynamo_trio.wire.openai.request import CompletionRequest, GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +122,27 @@ async def test_many_at_once(open_site: Opener, autojump_clock: MockClock) -> Non
         assert site.lifecycle.http.tally == {Outcome.FINISHED: 50}
 
 
+async def test_two_requests_may_have_the_same_request_id(
+    open_site: Opener, autojump_clock: MockClock
+) -> None:
+    async with open_site(itl_ms=100) as site:
+        headers = {"x-request-id": "twice"}
+        answers = [site.client.start("POST", CHAT, chat(), headers) for _ in range(2)]
+        for answer in answers:
+            await answer.done.wait()
+            assert (answer.status, answer.headers["x-request-id"]) == (200, "twice")
+        assert site.lifecycle.work.tally == {Outcome.FINISHED: 2}
+
+
+async def test_only_a_long_body_is_parsed_in_a_thread() -> None:
+    def parse(body: bytes) -> GenerationRequest:
+        return CompletionRequest(model="m", prompt="", stream=trio.lowlevel.in_trio_run())
+
+    kind = attrs.evolve(Kind.COMPLETION, parse=parse)
+    assert (await parse_body(kind, b"x" * PARSE_INLINE_BYTES)).stream
+    assert not (await parse_body(kind, b"x" * (PARSE_INLINE_BYTES + 1))).stream
+
+
 # --- what is refused ----------------------------------------------------------------------
 
 
@@ -135,6 +159,7 @@ async def test_many_at_once(open_site: Opener, autojump_clock: MockClock) -> Non
         ("POST", CHAT, chat(temperature=3), 400, "invalid_request"),
         ("POST", CHAT, chat(n=2), 400, "invalid_request"),
         ("POST", CHAT, chat(model="nobody"), 404, "model_not_found"),
+        ("POST", CHAT, chat(model="n" * 5000), 404, "model_not_found"),
         ("GET", "/v1/models/nobody", None, 404, "model_not_found"),
         ("POST", CHAT, chat(max_tokens=100_000), 400, "context_length_exceeded"),
         ("POST", COMPLETIONS, {"model": "sim", "prompt": [99999]}, 400, "invalid_request"),
@@ -154,7 +179,7 @@ async def test_a_refusal_says_why_in_openais_envelope(
         error = answer.json()["error"]
         assert (answer.status, error["code"]) == (status, reason)
         assert set(error) == {"message", "type", "code", "param"}
-        assert error["message"]
+        assert 0 < len(error["message"]) < 400
         assert answer.headers["x-dynamo-reason"] == reason
         assert site.lifecycle.http.count == 0
 

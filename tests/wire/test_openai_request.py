@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_trio.errors import InvalidArgument
-from dynamo_trio.wire.openai.fields import MAX_SHOWN, shown
+from dynamo_trio.errors import InvalidArgument, PayloadTooLarge
+from dynamo_trio.wire.openai import fields as fields_module
+from dynamo_trio.wire.openai.fields import MAX_SHOWN, MAX_VALUES, decode_object, shown
 from dynamo_trio.wire.openai.request import (
+    MAX_ITEMS,
+    MAX_PROMPT_TOKENS,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -370,6 +373,73 @@ def test_a_message_never_repeats_a_long_input() -> None:
     assert shown([1]) == "a list"
     assert shown({}) == "an object"
     assert shown(None) == "null"
+
+
+# --- how much one body may hold -------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"1,", b"[],", b"{},", b'"",', b'{"a":1},', b'"\\\\",'])
+def test_a_body_of_very_many_values_is_refused_undecoded(
+    monkeypatch: pytest.MonkeyPatch, value: bytes
+) -> None:
+    body = b'{"user":[' + value * (MAX_VALUES + 1) + b"1]}"
+    monkeypatch.setattr("msgspec.json.decode", lambda body: pytest.fail("decoded"))
+    with pytest.raises(PayloadTooLarge) as exc:
+        decode_object(body)
+    assert str(MAX_VALUES) in exc.value.message
+
+
+@pytest.mark.parametrize("piece", [",", "[{", 'a", "b', "\\,", '\\\\",'])
+def test_commas_and_brackets_in_text_do_not_count(piece: str) -> None:
+    text = piece * (MAX_VALUES + 1)
+    assert completion(prompt=text).prompt == text
+
+
+def test_a_prompt_has_a_most_tokens() -> None:
+    assert completion(prompt=[7] * MAX_PROMPT_TOKENS).prompt == (7,) * MAX_PROMPT_TOKENS
+    # The length is judged before the tokens, of which none would be taken.
+    with pytest.raises(InvalidArgument) as exc:
+        completion(prompt=[-1] * (MAX_PROMPT_TOKENS + 1))
+    assert f"at most {MAX_PROMPT_TOKENS} tokens" in refused(exc, "prompt")
+
+
+def test_messages_and_parts_are_bounded() -> None:
+    assert len(chat(messages=HELLO * MAX_ITEMS).messages) == MAX_ITEMS
+    with pytest.raises(InvalidArgument) as exc:
+        chat(messages=[1] * (MAX_ITEMS + 1))
+    assert f"at most {MAX_ITEMS} messages" in refused(exc, "messages")
+    with pytest.raises(InvalidArgument) as exc:
+        chat(messages=[{"role": "user", "content": [1] * (MAX_ITEMS + 1)}])
+    assert f"at most {MAX_ITEMS} parts" in refused(exc, "messages[0].content")
+
+
+def structure(value: Any) -> int:
+    """Commas and opening brackets of ``value`` as JSON, outside of its strings."""
+    if not isinstance(value, (list, dict)):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(len(value) - 1, 0) + sum(map(structure, inner))
+
+
+NASTY = st.text('",[{\\a', max_size=8)
+
+
+@given(
+    st.recursive(
+        NASTY | st.integers(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NASTY, inner, max_size=4),
+    ).map(lambda value: {"x": value}),
+    st.integers(1, 5),
+)
+def test_the_count_is_exact_wherever_the_pieces_are_cut(value: dict[str, Any], piece: int) -> None:
+    body = json.dumps(value).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fields_module, "_PIECE", piece)
+        patch.setattr(fields_module, "MAX_VALUES", structure(value))
+        assert decode_object(body) == value
+        patch.setattr(fields_module, "MAX_VALUES", structure(value) - 1)
+        with pytest.raises(PayloadTooLarge):
+            decode_object(body)
 
 
 KEYS = st.sampled_from(

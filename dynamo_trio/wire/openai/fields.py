@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dynamo_trio.errors import InvalidArgument
+from dynamo_trio.errors import InvalidArgument, PayloadTooLarge
 
 T = TypeVar("T")
 #: One decoded JSON value. The only place where an untyped value is let in.
@@ -28,6 +28,14 @@ Json = Any
 Rule = Callable[[Json, str], T]
 
 MAX_SHOWN = 60
+
+#: JSON values in one body. The decoder holds the GIL and makes an object of every value,
+#: so their number, and not the size of the body, is what stops everyone else. A prompt of
+#: a million token ids still fits.
+MAX_VALUES = 2**20
+#: So small that counting one piece does not hold the GIL for long either.
+_PIECE = 2**18
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b",[{"))
 
 
 def shown(value: Json) -> str:
@@ -54,8 +62,10 @@ def decode_object(body: bytes) -> dict[str, Json]:
     """The JSON object in ``body``.
 
     Raises:
+        PayloadTooLarge: more than :data:`MAX_VALUES` values.
         InvalidArgument: not UTF-8, not JSON, nested too deeply, or not an object.
     """
+    _bound_values(body)
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -65,6 +75,26 @@ def decode_object(body: bytes) -> dict[str, Json]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"The body must be a JSON object, not {shown(value)}.")
     return value
+
+
+def _bound_values(body: bytes) -> None:
+    """Refuse a body with so many values that decoding it would stop the process.
+
+    Every value but the outermost follows a comma, an opening bracket or brace, or the
+    colon of a key that does. So these three, outside of strings, bound the values.
+    """
+    if len(body) <= MAX_VALUES:
+        return  # each takes a byte
+    count, in_string, carry = 0, 0, b""
+    for start in range(0, len(body), _PIECE):
+        # Escaped backslashes go first; then a backslash before a quote does escape it.
+        plain = (carry + body[start : start + _PIECE]).replace(b"\\\\", b"")
+        carry = plain[-1:] if plain.endswith(b"\\") else b""
+        parts = plain[: len(plain) - len(carry)].replace(b'\\"', b"").split(b'"')
+        count += sum(len(part.translate(None, _NOT_STRUCTURE)) for part in parts[in_string::2])
+        in_string ^= (len(parts) - 1) & 1
+        if count > MAX_VALUES:
+            raise PayloadTooLarge(f"The body must have at most {MAX_VALUES} JSON values.")
 
 
 class Fields:

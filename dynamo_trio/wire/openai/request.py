@@ -38,6 +38,10 @@ MAX_STOPS = 4
 #: Characters. A longer stop string would hold back that much text.
 MAX_STOP_LENGTH = 1024
 MAX_TOKENS = 2**31 - 1
+#: Less than the values that a body may have, so that this rule is the one that is named.
+MAX_PROMPT_TOKENS = 1_000_000
+#: Messages of a request, and parts of a message.
+MAX_ITEMS = 10_000
 
 
 @frozen
@@ -274,8 +278,17 @@ _FIXED_MESSAGE: dict[str, Rule[object]] = {
 }
 
 
+def _bound(items: list[Json], name: str, what: str, most: int) -> None:
+    """Judge the length first: it costs nothing, and every item does."""
+    if len(items) > most:
+        raise InvalidArgument(
+            f"'{name}' must have at most {most} {what}, not {len(items)}.", param=name
+        )
+
+
 def _messages(value: Json, name: str) -> tuple[Message, ...]:
     items = array(value, name)
+    _bound(items, name, "messages", MAX_ITEMS)
     if not items:
         raise InvalidArgument(f"'{name}' must have at least one message.", param=name)
     return tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(items))
@@ -309,6 +322,7 @@ def _content(value: Json, name: str) -> str:
         raise refuse(name, "a string or a list of text parts", value)
     if not value:
         raise InvalidArgument(f"'{name}' must have at least one part.", param=name)
+    _bound(value, name, "parts", MAX_ITEMS)
     return "\n".join(_part(part, f"{name}[{index}]") for index, part in enumerate(value))
 
 
@@ -323,7 +337,8 @@ def _part(value: Json, name: str) -> str:
 
 # --- prompts -------------------------------------------------------------------------
 
-_TOKEN = integer(0, 2**31 - 1)
+_MAX_TOKEN_ID = 2**31 - 1
+_TOKEN = integer(0, _MAX_TOKEN_ID)
 
 
 def _prompt(value: Json, name: str) -> str | tuple[int, ...]:
@@ -348,4 +363,9 @@ def _single_prompt(items: list[Json], name: str) -> str | tuple[int, ...]:
 
 
 def _tokens(items: list[Json], name: str) -> tuple[int, ...]:
-    return tuple(_TOKEN(item, f"{name}[{index}]") for index, item in enumerate(items))
+    _bound(items, name, "tokens", MAX_PROMPT_TOKENS)
+    for index, item in enumerate(items):
+        # The rule is asked only to word the refusal: naming every token takes too long.
+        if type(item) is not int or not 0 <= item <= _MAX_TOKEN_ID:
+            _TOKEN(item, f"{name}[{index}]")
+    return tuple(items)
