@@ -329,7 +329,8 @@ class Config:
         Seconds(),
         group=Group.ENGINE,
         env="DYN_TRIO_ENGINE_STEP_TIMEOUT_SECS",
-        help="Limit of one engine step; an engine that exceeds it is hung, and the process ends.",
+        help="Limit of one engine step; an engine that exceeds it is hung, and the process ends."
+        " 0: no limit.",
     )
 
     # --- the simulated engine ------------------------------------------------------------------

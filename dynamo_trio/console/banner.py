@@ -7,13 +7,13 @@ import shlex
 
 from attrs import frozen
 
-_EVERY_INTERFACE = {"0.0.0.0", "::", ""}
+#: Every interface -> the address of it that a client on this machine can use.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 
 def url_of(host: str, port: int) -> str:
     """The URL at which a client on this machine reaches a server bound to ``host``."""
-    if host in _EVERY_INTERFACE:
-        host = "127.0.0.1"
+    host = _LOOPBACK.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from contextvars import ContextVar
@@ -134,7 +135,8 @@ def configure_logging(
     them. ``color`` None means: on a terminal only. Calling it again replaces the earlier call.
     """
     levels = levels or LogFilter("info")
-    terminal = Terminal(stream or sys.stderr)
+    # Python has no stream for a descriptor that was closed before it started.
+    terminal = Terminal(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 - for life
     on_terminal = terminal.is_terminal
     handler = TerminalHandler(terminal)
     handler.setFormatter(

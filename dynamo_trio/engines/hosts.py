@@ -90,7 +90,11 @@ Shield = Callable[[float], AbstractContextManager[trio.CancelScope]]
 
 def shielded(limit: float) -> trio.CancelScope:
     """The shield of an engine that belongs to no lifecycle."""
-    return trio.move_on_after(limit, shield=True)
+    return trio.move_on_after(max(limit, 0.0), shield=True)
+
+
+#: What an interrupted call gets to return in any case, in seconds, before it counts as hung.
+PATIENCE = 0.5
 
 
 class Host(ABC):
@@ -179,9 +183,14 @@ class Host(ABC):
 
     async def _recall(self, call: Call[T], wait: float, interrupt: Callable[[], None]) -> None:
         interrupt()
+        began = trio.current_time()
         with self.shield(wait):
             await call.returned.wait()
             await call.pay()
+        if wait and not call.finished:  # a stop without time left: no verdict without patience
+            with shielded(PATIENCE - (trio.current_time() - began)):
+                await call.returned.wait()
+                await call.pay()
         if not call.finished:
             self.poisoned = True
             raise EngineHung("the engine did not come back from a call, even when interrupted")

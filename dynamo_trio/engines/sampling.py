@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 #: This seed would mean "draw one" to llama.cpp; seeds are taken modulo it.
 _RANDOM_SEED = 2**32 - 1
 
+#: Below this temperature the division of the logits overflows a 32-bit float.
+GREEDY = 1e-5
+
 
 class Drawer:
     """The sampler chain of one request: temperature, then top-k, then top-p, then a draw.
@@ -54,7 +57,7 @@ class Drawer:
         if forbidden:
             bias = [(token_id, -math.inf) for token_id in sorted(forbidden)]
             chain.add_logit_bias(self._vocab_size, bias)
-        if request.temperature <= 0:
+        if request.temperature < GREEDY:
             chain.add_greedy()
             return chain
         chain.add_temp(request.temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ logger = logging.getLogger("dynamo_trio.ask")
 
 #: Enough for a few paragraphs; a small model sometimes does not find the end by itself.
 MAX_TOKENS = 256
+
+
+STDOUT = 1
 
 
 class AskFailed(Exception):
@@ -97,9 +100,14 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def write_stdout(text: str) -> None:
-    """Write and flush. A reader that has left is no error: it has seen enough."""
+    """Write all of it. A reader that has left is no error: it has seen enough.
+
+    To the descriptor: a thread that is stuck in here must hold no lock of ``sys.stdout``,
+    which the exit wants to flush.
+    """
+    data = text.encode(errors="replace")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        while data:
+            data = data[os.write(STDOUT, data) :]
     except BrokenPipeError:
         pass

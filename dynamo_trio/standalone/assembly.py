@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dynamo_trio.engines import CoreSpec, Limits, StepCore, make_core
@@ -50,7 +51,7 @@ def http_limits(config: Config) -> HttpLimits:
 
 def engine_limits(config: Config, close: float) -> Limits:
     """The limits of the engine's calls; ``close`` in seconds."""
-    return Limits(step=config.step_limit, load=config.load_limit, close=close)
+    return Limits(step=config.step_limit or math.inf, load=config.load_limit, close=close)
 
 
 def model_name(config: Config, model_path: Path | None) -> str:

@@ -78,6 +78,8 @@ class Program:
     # by the thread that fetches the model.
     _hurry: threading.Event = attrs.field(factory=threading.Event)
     _startup: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    #: Around the question of ``--ask``: whoever reads the answer may have stopped reading.
+    _asking: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @code.default
     def _code_default(self) -> int:
@@ -89,31 +91,36 @@ class Program:
         Raises:
             StartupError: as a member of an exception group, when the start fails.
         """
-        listeners = await open_listeners(self.config.http_host, self.config.http_port)
-        self.port = listeners[0].socket.getsockname()[1]
         async with trio.open_nursery() as services:
             services.start_soon(self.lifecycle.run)
-            serve = partial(serve_http, App(self.frontend), listeners, limits=self.frontend.limits)
-            server = await services.start(self.lifecycle.supervise, serve)
-            self.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
             services.start_soon(self._attend_stop)
-            logger.info("listening on %s", url_of(self.config.http_host, self.port))
-            await self._start_and_serve()
+            with self._startup:
+                await self._listen(services)
+                await self._start_and_serve()
+            await self.lifecycle.wait_stopped()
             services.cancel_scope.cancel("everything inside has ended")
         return self.code
 
+    async def _listen(self, services: trio.Nursery) -> None:
+        listeners = await open_listeners(self.config.http_host, self.config.http_port)
+        self.port = listeners[0].socket.getsockname()[1]
+        serve = partial(serve_http, App(self.frontend), listeners, limits=self.frontend.limits)
+        server = await services.start(self.lifecycle.supervise, serve)
+        self.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
+        logger.info("listening on %s", url_of(self.config.http_host, self.port))
+
     async def _start_and_serve(self) -> None:
-        with self._startup:
-            path = await self._model_path()
-            tokenizer = await trio.to_thread.run_sync(assembly.tokenizer, self.config, path)
-            load = partial(_preprocessor, tokenizer)
-            async with (
-                open_runtime(self.lifecycle) as runtime,
-                open_catalog(runtime.discovery, runtime.planes, load) as catalog,
-            ):
-                self.frontend.catalog = catalog
-                await self._serve(runtime, path, tokenizer)
-        await self.lifecycle.wait_stopped()
+        path = await self._model_path()
+        # Abandoned by a stop: a file system that hangs must not hold it.
+        read = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+        tokenizer = await read(assembly.tokenizer, self.config, path)
+        load = partial(_preprocessor, tokenizer)
+        async with (
+            open_runtime(self.lifecycle) as runtime,
+            open_catalog(runtime.discovery, runtime.planes, load) as catalog,
+        ):
+            self.frontend.catalog = catalog
+            await self._serve(runtime, path, tokenizer)
 
     async def _serve(
         self, runtime: DistributedRuntime, path: Path | None, tokenizer: Tokenizer
@@ -131,6 +138,7 @@ class Program:
                 await self.frontend.catalog.wait_for(name)
                 self._ready(nursery, name)
                 await self.lifecycle.wait_stopped()
+                self._asking.cancel("the process has stopped")
 
     async def _load(self, nursery: trio.Nursery, core: StepCore, name: str) -> Engine:
         close = self.lifecycle.timetable.engine_close
@@ -193,7 +201,10 @@ class Program:
     async def _ask(self, question: str, name: str) -> None:
         url = f"{url_of(self.config.http_host, self.port)}/v1/chat/completions"
         try:
-            await Asker(url, name, write_stdout).ask(question)
+            with self._asking:
+                await Asker(url, name, write_stdout).ask(question)
+            if self._asking.cancelled_caught:
+                return
         except AskFailed as exc:
             logger.error("no answer: %s", exc)
         else:

@@ -42,6 +42,8 @@ def load_tokenizer(path: Path | None) -> Tokenizer:
         from dynamo_trio.tokenizers.hf import HfTokenizer
 
         return HfTokenizer(path)
+    if not path.is_file():  # a pipe would be waited for without end
+        raise FileUnusable(f"{path}: not a regular file")
     from dynamo_trio.tokenizers.gguf import GgufTokenizer
 
     return GgufTokenizer(path)

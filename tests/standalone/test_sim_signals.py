@@ -146,3 +146,12 @@ def test_three_sigints_while_the_load_hangs(start_sim: Start) -> None:
     server.kill(signal.SIGINT)
     assert server.end() == 130
     assert server.report["exit_code"] == 130
+
+
+def test_a_stop_without_any_time_is_no_engine_failure(start_sim: Start) -> None:
+    """The running step still gets a moment to come back, so the engine does not count as hung."""
+    server = start_sim("--itl-ms", "10", DYN_WORKER_SHUTDOWN_TOTAL_TIMEOUT_SECS="0")
+    with open_streams(server.port, 4, ENDLESS):
+        server.kill(signal.SIGTERM)
+        assert server.end() == 0
+    assert server.report["errors"] == []
