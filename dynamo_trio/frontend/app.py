@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 import attrs
 
@@ -162,7 +161,7 @@ async def _models(frontend: Frontend, call: HttpCall) -> None:
 
 
 async def _model(frontend: Frontend, call: HttpCall) -> None:
-    name = unquote(call.scope["path"].removeprefix(_MODEL_PREFIX))
+    name = call.scope["path"].removeprefix(_MODEL_PREFIX)  # ASGI has decoded it
     body = model_entry(_entry(frontend.find(name)))
     headers = call.response_headers()
     await send_json(call.scope, call.send, 200, body, headers, limits=frontend.limits)

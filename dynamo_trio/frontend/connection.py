@@ -22,11 +22,17 @@ What the exchange mends around ``receive`` and ``send``:
 * *Responses that break off.* A handler that fails in the middle of an HTTP/2 response would
   leave its client waiting for ever, and one of HTTP/1.0 looks whole when the connection is
   closed: those connections are reset. (HTTP/1.1 misses its last chunk.)
+* *Sends that outlive their connection.* On HTTP/2 the end of a response waits in hypercorn
+  until the client's window has taken it, also when nobody is there to open the window; and
+  the app's sends are shielded. So these shields are known to the connection
+  (:func:`shielded`), which lifts them when it ends.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -36,7 +42,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.tcp_server import TCPServer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from hypercorn.config import Config
     from hypercorn.trio.worker_context import WorkerContext
@@ -146,6 +152,9 @@ class Exchange:
         if message["type"] == "http.response.start":
             await self._finish_body()
             self.started = True
+            if self._ambiguous:
+                closing = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": closing}
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
             self.on_lost.clear()
@@ -170,6 +179,13 @@ class Exchange:
         broken_off = self.started and not self.complete and not self.lost
         if broken_off and self.scope["http_version"] != "1.1":
             self.abort("a response broke off")
+
+    @property
+    def _ambiguous(self) -> bool:
+        # With two lengths, a proxy before us may see another end of the request than we do:
+        # what follows on the connection must not be taken for a request (RFC 9112, 6.1).
+        names = {name for name, _ in self.scope["headers"]}
+        return not self.http2 and {b"content-length", b"transfer-encoding"} <= names
 
     def _body_ends(self) -> None:
         self.body_read = True
@@ -201,6 +217,10 @@ class Connection:
     served: int = 0
     #: When it last became idle, by Trio's clock.
     idle_since: float = attrs.field(factory=trio.current_time)
+    #: When the first of the requests that run now was begun.
+    busy_since: float = -math.inf
+    #: The shields of the sends that are under way.
+    _shields: set[trio.CancelScope] = attrs.field(factory=set)
     _nursery: trio.Nursery | None = None
 
     @property
@@ -208,13 +228,19 @@ class Connection:
         """No request runs. One whose head is still incomplete does not count."""
         return not self.exchanges
 
+    @property
+    def uploading(self) -> bool:
+        """Requests run, and none of them has been read to its end."""
+        return bool(self.exchanges) and not any(item.body_read for item in self.exchanges)
+
     def __str__(self) -> str:
         return f"connection {self.number} ({len(self.exchanges)} requests in flight)"
 
     async def run(self, app: App, config: Config, context: WorkerContext) -> None:
         """Serve the client until one side closes. Exceptions of hypercorn pass."""
         self.guard.on_lost = self._lost
-        self.guard.on_closed = self.guard.on_drained = self._end_if_idle
+        self.guard.on_closed = self._closed
+        self.guard.on_drained = self._end_if_idle
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._attend)
             wrapped = ASGIWrapper(cast("ASGIFramework", partial(call_app, self, app)))
@@ -250,6 +276,8 @@ class Connection:
     def begin(self, exchange: Exchange) -> None:
         """A request's head is complete."""
         self.served += 1
+        if self.idle:
+            self.busy_since = trio.current_time()
         self.exchanges[exchange] = None
         self.guard.request_begun(http2=exchange.http2)
 
@@ -263,9 +291,38 @@ class Connection:
             if self.guard.lost:
                 self._end_if_idle()
 
+    @contextmanager
+    def shield(self, scope: trio.CancelScope) -> Iterator[None]:
+        """Cancel ``scope``, if the block still runs, when sending has become useless."""
+        self._shields.add(scope)
+        if self._unsendable():
+            self._lift_shields()
+        try:
+            yield
+        finally:
+            self._shields.discard(scope)
+
+    def _unsendable(self) -> bool:
+        # On HTTP/1.1 one that has only half-closed may still read its answer, and a send to
+        # one that is gone fails by itself.
+        return self.guard.closed or (self.guard.lost and self.guard.http2)
+
+    def _lift_shields(self) -> None:
+        for scope in self._shields:
+            scope.cancel(self.guard.why_lost or "the connection is closed")
+
     def _lost(self) -> None:
         for exchange in list(self.exchanges):
             exchange.tell_lost()
+        if self._unsendable():
+            self._lift_shields()
+        if self.guard.http2:
+            # hypercorn may be too busy with the dead streams to notice.
+            self._end_if_idle()
+
+    def _closed(self) -> None:
+        self._lift_shields()
+        self._end_if_idle()
 
     def _end_if_idle(self) -> None:
         # With the client gone and no app running, what is left in hypercorn waits for nothing
@@ -285,6 +342,20 @@ async def call_app(
         await app(extended, exchange.receive, exchange.send)
     finally:
         connection.end(exchange)
+
+
+@contextmanager
+def shielded(exchange: Exchange | None, deadline: float) -> Iterator[trio.CancelScope]:
+    """A wait for the client that only its deadline and the connection's end cut short.
+
+    A cancellation from outside must not tear a send: hypercorn's state would be lost with it.
+    """
+    with trio.CancelScope(deadline=deadline, shield=True) as scope:
+        if exchange is None:
+            yield scope
+        else:
+            with exchange.connection.shield(scope):
+                yield scope
 
 
 def exchange_of(scope: Scope) -> Exchange | None:

@@ -109,6 +109,11 @@ class GuardedStream:
         return self._closed
 
     @property
+    def http2(self) -> bool:
+        """Has the client been seen to speak HTTP/2?"""
+        return self._http2
+
+    @property
     def has_descriptor(self) -> bool:
         """Is there an open socket of the kernel's behind it? (A memory stream has none.)"""
         return self.socket.fileno() >= 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from dynamo_trio.errors import Cancelled, ClientTooSlow, InvalidArgument, PayloadTooLarge
-from dynamo_trio.frontend.connection import exchange_of
+from dynamo_trio.frontend.connection import exchange_of, shielded
 from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.sinks import PIECE, BodySink, SinkOutcome
 
@@ -145,12 +145,12 @@ async def _send_bounded(
     """An ASGI send that no cancellation can tear: hypercorn's state would be lost with it."""
     exchange = exchange_of(scope)
     limits = limits or (exchange.connection.limits if exchange else HttpLimits())
-    with trio.move_on_after(limits.write_time, shield=True) as limit:
+    with shielded(exchange, trio.current_time() + limits.write_time) as limit:
         try:
             await send(message)
         except OSError:  # how some ASGI servers say that the client has left
             return False
-    if limit.cancelled_caught and exchange is not None:
+    if limit.cancelled_caught and exchange is not None and not exchange.lost:
         exchange.abort("the client takes nothing")
     return not limit.cancelled_caught
 

@@ -41,6 +41,8 @@ logger = logging.getLogger("dynamo_trio.frontend.http")
 NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 #: Seconds until accepting is tried again then, and between two log lines about it.
 RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
+#: At the cap, a request whose body is still incomplete after so many seconds may be evicted.
+UPLOAD_GRACE = 1.0
 
 
 async def open_listeners(
@@ -60,8 +62,12 @@ async def open_listeners(
         while port == 0 and len(listeners) > 1:
             await listeners.pop().aclose()
         return listeners
-    except OSError as exc:
-        if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+    except (OSError, UnicodeError) as exc:  # UnicodeError: no name could look like that
+        if (
+            not isinstance(exc, OSError)
+            or isinstance(exc, socket.gaierror)
+            or exc.errno == errno.EADDRNOTAVAIL
+        ):
             raise ConfigError(
                 f"cannot listen on host {host!r} (--http-host, DYN_HTTP_HOST): must be an address"
                 f" of this machine, or a name that has one"
@@ -186,18 +192,24 @@ class HttpServer:
     async def _make_room(self, newcomer: trio.SocketStream) -> None:
         try:
             while len(self.connections) >= self._cap and not self._evict():
-                await self._room.park()
+                with trio.move_on_after(RETRY_ACCEPT):  # an upload may lose its grace meanwhile
+                    await self._room.park()
         except trio.Cancelled:
             newcomer.socket.close()
             raise
 
     def _evict(self) -> bool:
-        """Close the connection that has been idle for longest, if any is idle."""
-        idle = [c for c in self.connections if c.idle and not c.guard.closed]
-        if not idle:
-            return False
-        min(idle, key=lambda connection: connection.idle_since).close()
-        return True
+        """Close the connection that has been idle, or else uploading, for longest; if any is."""
+        left = [c for c in self.connections if not c.guard.closed]
+        idle = [c for c in left if c.idle]
+        # Or a crowd of half-sent requests would keep even /live from being answered.
+        latest = trio.current_time() - UPLOAD_GRACE
+        uploading = [c for c in left if c.uploading and c.busy_since <= latest]
+        if idle:
+            min(idle, key=lambda connection: connection.idle_since).close()
+        elif uploading:
+            min(uploading, key=lambda connection: connection.busy_since).close()
+        return bool(idle or uploading)
 
 
 async def serve_http(

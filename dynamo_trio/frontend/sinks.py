@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from dynamo_trio.frontend.connection import Exchange, exchange_of
+from dynamo_trio.frontend.connection import Exchange, exchange_of, shielded
 from dynamo_trio.frontend.http_limits import HttpLimits
 
 if TYPE_CHECKING:
@@ -272,10 +272,10 @@ class BodySink(ABC):
 
     @contextmanager
     def _bounded(self) -> Iterator[trio.CancelScope]:
-        """A shielded wait for the client, which only giving the client up can cut short."""
+        """A shielded wait for the client; giving it up, or its connection's end, cut it short."""
         deadline = min(trio.current_time() + self._limits.write_time, self._last_moment)
         outer = self._limit
-        with trio.CancelScope(deadline=deadline, shield=True) as self._limit:
+        with shielded(self._exchange, deadline) as self._limit:
             try:
                 yield self._limit
             finally:

@@ -176,3 +176,14 @@ async def test_a_soft_cut_ends_a_stream_with_its_farewell_and_keeps_the_connecti
         assert (await client.answer()).body == b"some bye"
         await server.wait_until(lambda: app.outcomes == [SinkOutcome.CUT])
         assert (await client.ask("GET", "/")).status == 200
+
+
+async def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
+    async with running(App(), LIMITS) as server, await server.connect() as stream:
+        await stream.send_all(
+            b"POST /echo HTTP/1.1\r\nhost: t\r\ncontent-length: 3\r\n"
+            b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        )
+        answer, _ = await read_to_end(stream)
+        assert b"connection: close" in answer.lower()
+        assert answer.endswith(b"abc")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import attrs
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
+import pytest
 import trio
 
 from dynamo_trio.frontend.guard import data_frames
@@ -16,7 +20,7 @@ from tests.http.harness import PATIENCE, client_of, read_to_end, running
 from tests.http.routes import LIMITS, App, finish_stream
 
 if TYPE_CHECKING:
-    import pytest
+    from tests.http.harness import Running
 
 
 @attrs.define(eq=False)
@@ -202,3 +206,75 @@ def test_data_frames_are_found_among_others() -> None:
     sender.send_headers(3, head)
     sender.send_data(3, b"abc")
     assert list(data_frames(sender.data_to_send())) == [(1, 16_384), (1, 0), (3, 3)]
+
+
+# --- clients that hold hypercorn for ever --------------------------------------------------
+
+
+async def unfinished_upload(stream: trio.SocketStream) -> None:
+    """An early answer waits for the rest of the body, and more comes than hypercorn queues."""
+    client = await http2(stream)
+    number = await client.begin("POST", "/", end=False)
+    for _ in range(30):
+        await client.send_data(number, b"")
+
+
+async def shut_window(stream: trio.SocketStream, path: str = "/") -> None:
+    client = await http2(stream)
+    client.parser.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    await client.begin("GET", path)
+
+
+async def shut_window_after_an_upgrade(stream: trio.SocketStream) -> None:
+    await stream.send_all(
+        b"GET / HTTP/1.1\r\nhost: t\r\nconnection: upgrade, http2-settings\r\n"
+        b"upgrade: h2c\r\nhttp2-settings: AAQAAAAA\r\n\r\n"
+    )
+
+
+async def shut_window_of_a_stream(stream: trio.SocketStream) -> None:
+    await shut_window(stream, "/stream")
+
+
+HOLDERS = [
+    unfinished_upload,
+    shut_window,
+    shut_window_after_an_upgrade,
+    shut_window_of_a_stream,
+]
+Holder = Callable[[trio.SocketStream], Awaitable[None]]
+
+
+async def hold(server: Running, holder: Holder, stream: trio.SocketStream) -> None:
+    await holder(stream)
+    await server.wait_until(lambda: server.server.statistics().busy == 1)
+    if holder is shut_window_of_a_stream:
+        await finish_stream(server)
+    await trio.sleep(0.1)  # until hypercorn waits
+    assert server.server.statistics().busy == 1
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_nobody_outlives_the_server(holder: Holder) -> None:
+    async with AsyncExitStack() as clients:
+        with trio.fail_after(3):
+            async with running(App(), LIMITS) as server:
+                stream = await clients.enter_async_context(await server.connect())
+                await hold(server, holder, stream)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_a_client_that_has_gone_holds_no_descriptor(holder: Holder) -> None:
+    async with running(App(), LIMITS) as server:
+        async with await server.connect() as stream:
+            await hold(server, holder, stream)
+        with trio.fail_after(3):
+            await server.wait_until(lambda: not server.server.connections)
+        assert server.server.failed == 0
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_a_client_that_goes_with_the_server_holds_neither(holder: Holder) -> None:
+    with trio.fail_after(3):
+        async with running(App(), LIMITS) as server, await server.connect() as stream:
+            await hold(server, holder, stream)

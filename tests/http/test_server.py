@@ -43,7 +43,9 @@ async def test_a_taken_port_is_named_in_the_error() -> None:
             await open_listeners("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "256.1.1.1"])
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "no.such.host.invalid", "256.1.1.1", "a..b", "x" * 64]
+)
 async def test_a_host_that_is_not_this_machine_is_a_wrong_setting(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
         await open_listeners(host, 0)
@@ -278,6 +280,26 @@ async def test_at_the_cap_newcomers_wait_while_all_are_busy() -> None:
                 assert (await busy.answer()).body == b"data"
                 await busy.stream.aclose()
                 assert (await waiting.answer()).status == 200
+
+
+async def test_at_the_cap_half_sent_requests_make_room_and_running_ones_do_not() -> None:
+    app = App()
+    async with running(app, attrs.evolve(LIMITS, max_connections=3)) as server:
+        async with AsyncExitStack() as clients:
+            running_one = await clients.enter_async_context(client_of(server))
+            await running_one.send("POST", "/stream", b"{}")
+            for _ in range(2):
+                half = await clients.enter_async_context(await server.connect())
+                await half.send_all(
+                    b"POST /echo HTTP/1.1\r\nhost: t\r\ncontent-length: 9\r\n\r\nhalf"
+                )
+            await server.wait_until(lambda: server.server.statistics().busy == 3)
+            newcomer = await clients.enter_async_context(client_of(server))
+            with trio.fail_after(3):
+                assert (await newcomer.ask("GET", "/live")).status == 200
+            await server.wait_until(lambda: server.server.statistics().connections == 3)
+            await finish_stream(server)
+            assert (await running_one.answer()).body == b"data"
 
 
 async def test_who_waits_for_room_at_the_end_is_closed() -> None:
