@@ -223,7 +223,8 @@ class Generation:
             partial(self._pump, prepared, answer),
             farewell=lambda: answer.farewell(self._cut_error()),
         )
-        self._settle(answer, delivered=sink.complete or sink.handed_over)
+        whole = sink.complete or sink.handed_over
+        self._settle(answer, delivered=whole, told=whole or not sink.started)
         if not sink.started:
             raise answer.error or self._cut_error() or Cancelled("the client left")
 
@@ -280,7 +281,7 @@ class Generation:
             return None
         return RequestCut("The server is shutting down; this answer is incomplete.")
 
-    def _settle(self, answer: Answer, *, delivered: bool) -> None:
+    def _settle(self, answer: Answer, *, delivered: bool, told: bool = True) -> None:
         """Exactly one outcome, for the metrics and for the shutdown report."""
         if delivered and answer.complete:
             self.admission.settle(Outcome.FINISHED)
@@ -289,7 +290,8 @@ class Generation:
             self.admission.settle(Outcome.FAILED)
         elif self._cut_error() is not None:
             self.record.error_type = "unavailable"
-            self.admission.settle(Outcome.CUT)
+            # Cut means: ended early and told so. An answer without a head is told by its status.
+            self.admission.settle(Outcome.CUT if told else Outcome.LOST)
         else:
             self.record.error_type = "cancelled"
             self.admission.settle(Outcome.CANCELLED)

@@ -16,8 +16,9 @@ RESERVED_DESCRIPTORS = 64
 class HttpLimits:
     """Seconds, bytes and counts. The defaults are those of the ``DYN_TRIO_HTTP_*`` variables."""
 
-    #: Connections open at once. At the cap the longest idle one is closed for a newcomer;
-    #: while none is idle, newcomers wait in the backlog.
+    #: Connections open at once. At the cap the longest idle one is closed for a newcomer, or
+    #: else the oldest whose request is still incomplete; while there is neither, newcomers
+    #: wait in the backlog.
     max_connections: int = 4096
     #: Connections that the kernel holds until they are accepted.
     backlog: int = 1024
