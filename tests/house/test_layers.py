@@ -146,7 +146,7 @@ SHIELDS = {
     "endpoint.py": "the driver of a handler's generator",
     "engines/engine.py": "an engine step, and what ends it",
     "engines/hosts.py": "an engine step, and what ends it",
-    "frontend/connection.py": "the sends of a connection, lifted when it is lost or the server ends",
+    "frontend/connection.py": "a connection's sends, lifted when it is lost",
     "frontend/respond.py": "an ASGI send within its write deadline",
     "frontend/sinks.py": "the farewell of a response within its deadline",
     "lifecycle/deadlines.py": "lifecycle.cleanup itself",
