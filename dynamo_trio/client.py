@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
+import random
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import msgspec
 import trio
 
+from dynamo_trio.context import Context
 from dynamo_trio.discovery import Discovery, EndpointId, Instance, Put
-from dynamo_trio.errors import CannotConnect, DynamoException, NoWorker, StreamIncomplete
+from dynamo_trio.errors import CannotConnect, NoWorker
+from dynamo_trio.plane import RequestHead
+from dynamo_trio.response_stream import ResponseStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
-    from dynamo_trio.plane import ClientStream, ItemSink, RequestHead, RequestPlane
+    from dynamo_trio.plane import ClientStream, ItemSink, RequestPlane
 
 T = TypeVar("T")
 
 logger = logging.getLogger("dynamo_trio.client")
 
-encode = msgspec.msgpack.Encoder().encode
+#: Items as plain lists, maps and numbers.
+_ANY: Any = object
 
 #: How often a wait for the first instance is told of, in seconds.
 TELL_EVERY = 10.0
@@ -63,17 +66,15 @@ class Client:
         return self.instance_ids()
 
     def pick(self) -> Instance:
-        """The next instance in turn (round robin).
+        """The next instance in turn.
 
         Raises:
             NoWorker: there is none.
         """
-        if not self._instances:
-            raise NoWorker(f"no worker serves {self.endpoint} at the moment")
-        instances = self.instances()
+        instances = self._some()
         return instances[next(self._turn) % len(instances)]
 
-    def direct(self, instance_id: int) -> Instance:
+    def find(self, instance_id: int) -> Instance:
         """The instance with this id.
 
         Raises:
@@ -84,85 +85,104 @@ class Client:
         except KeyError:
             raise NoWorker(f"there is no instance {instance_id:x} of {self.endpoint}") from None
 
+    def _some(self) -> list[Instance]:
+        if not self._instances:
+            raise NoWorker(f"no worker serves {self.endpoint} at the moment")
+        return self.instances()
+
     def open_stream(
         self, instance: Instance, head: RequestHead, request: object, sink: ItemSink
     ) -> AbstractAsyncContextManager[ClientStream]:
-        """Send ``request`` to ``instance``; its items go to ``sink``.
+        """Send ``request`` to ``instance``, in its codec; its items go to ``sink``.
 
         Raises:
             CannotConnect: no plane of ours reaches the instance, or nobody answers.
             Draining, Overloaded: the instance refused.
         """
+        sink.expect(instance.codec)
+        head = attrs.evolve(head, codec=instance.codec)
         for name, plane in self._planes.items():
             if name in instance.transports:
-                return plane.open_stream(instance.transports[name], head, encode(request), sink)
+                payload = head.codec.encode(request)
+                return plane.open_stream(instance.transports[name], head, payload, sink)
         raise CannotConnect(
             f"the worker offers {sorted(instance.transports)}, none of which is spoken here"
         )
 
-    @asynccontextmanager
-    async def generate(
-        self, request: object, head: RequestHead, item_type: type[T]
-    ) -> AsyncIterator[ResponseStream[T]]:
-        """Call the next instance in turn and iterate over its items.
+    # --- asking ---------------------------------------------------------------------------
 
-        Leaving the block early cancels the request.
+    def generate(
+        self, request: object, context: Context | None = None, *, item_type: type[T] = _ANY
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+        """Ask whichever instance is next; the same as :meth:`round_robin`."""
+        return self.round_robin(request, context, item_type=item_type)
+
+    def round_robin(
+        self, request: object, context: Context | None = None, *, item_type: type[T] = _ANY
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+        """Ask the next instance in turn, and iterate over its items while the block runs.
+
+        Leaving the block early cancels the request. With ``context`` the request has its id
+        and metadata, and ends when it is stopped or killed. Items are of ``item_type``, or
+        plain lists, maps and numbers.
+
+        Raises:
+            NoWorker: there is no instance.
+            DynamoException: as :meth:`open_stream`; iterating raises what the worker raised.
         """
+        return self._ask(self.pick, request, context, item_type)
+
+    def random(
+        self, request: object, context: Context | None = None, *, item_type: type[T] = _ANY
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+        """Ask an instance at random; otherwise as :meth:`round_robin`."""
+        return self._ask(lambda: random.choice(self._some()), request, context, item_type)
+
+    def direct(
+        self,
+        request: object,
+        instance_id: int,
+        context: Context | None = None,
+        *,
+        item_type: type[T] = _ANY,
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+        """Ask the instance with this id; otherwise as :meth:`round_robin`."""
+        return self._ask(lambda: self.find(instance_id), request, context, item_type)
+
+    @asynccontextmanager
+    async def _ask(
+        self,
+        choose: Callable[[], Instance],
+        request: object,
+        context: Context | None,
+        item_type: type[T],
+    ) -> AsyncIterator[ResponseStream[T]]:
+        asking = context or Context()
+        head = RequestHead(asking.id(), asking.metadata)
         stream = ResponseStream(item_type)
-        async with self.open_stream(self.pick(), head, request, stream) as handle:
-            stream.on_taken = handle.grant
-            yield stream
+        async with self.open_stream(choose(), head, request, stream) as handle:
+            stream.attach(handle)
+            asking.link(stream)
+            try:
+                yield stream
+            finally:
+                asking.unlink(stream)
+
+    # --- the view -------------------------------------------------------------------------
 
     def update(self, instance: Instance, *, present: bool) -> None:
         """Note that an instance came, changed or went."""
         if present:
             self._instances[instance.instance_id] = instance
         else:
-            self._instances.pop(instance.instance_id, None)
+            self._forget(instance.instance_id)
         self._changed.unpark_all()
 
-
-@attrs.define(eq=False)
-class ResponseStream(Generic[T]):
-    """The items of one stream as an asynchronous iterator. One reader."""
-
-    item_type: type[T]
-    on_taken: Callable[[int], None] = lambda _: None
-    _items: deque[bytes] = attrs.field(factory=deque)
-    _decoder: msgspec.msgpack.Decoder[T] = attrs.field(init=False)
-    _error: DynamoException | None = None
-    _ended: bool = False
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-    def __attrs_post_init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(self.item_type)
-
-    def feed(self, payloads: Sequence[bytes]) -> None:
-        self._items.extend(payloads)
-        self._lot.unpark()
-
-    def finish(self, error: DynamoException | None) -> None:
-        self._ended = True
-        self._error = error
-        self._lot.unpark()
-
-    def __aiter__(self) -> ResponseStream[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        await trio.lowlevel.checkpoint()
-        while not self._items:
-            if self._ended:
-                raise self._error or StopAsyncIteration
-            await self._lot.park()
-        self.on_taken(1)
-        return self._decode(self._items.popleft())
-
-    def _decode(self, payload: bytes) -> T:
-        try:
-            return self._decoder.decode(payload)
-        except msgspec.MsgspecError as exc:
-            raise StreamIncomplete(f"the worker sent an item that cannot be read: {exc}") from None
+    def _forget(self, instance_id: int) -> None:
+        gone = self._instances.pop(instance_id, None)
+        for name, address in () if gone is None else gone.transports.items():
+            if name in self._planes:
+                self._planes[name].instance_gone(address)
 
 
 @asynccontextmanager

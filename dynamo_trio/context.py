@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import attrs
 import trio
@@ -19,6 +21,16 @@ def plain_cleanup(limit: float) -> Iterator[trio.CancelScope]:
         yield scope
 
 
+class Follower(Protocol):
+    """What ends with a request: a child context, a stream to another worker."""
+
+    def stop_generating(self) -> None:
+        """Come to an end; what is still sent is taken."""
+
+    def kill(self) -> None:
+        """Nobody reads any further."""
+
+
 @attrs.define(eq=False)
 class Context:
     """Identity and cancellation of one request (``dynamo.runtime.Context``).
@@ -28,12 +40,18 @@ class Context:
     ``finally`` that must itself wait does so under :meth:`cleanup`.
     """
 
-    id: str
+    _id: str = attrs.field(factory=lambda: str(uuid.uuid4()))
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     _cleanup: Cleanup = plain_cleanup
     #: Invariant: killed implies stopped.
     _stopped: trio.Event = attrs.field(factory=trio.Event)
     _killed: bool = False
+    #: Told, once each, what this context is told.
+    _followers: list[Follower] = attrs.field(factory=list)
+
+    def id(self) -> str:
+        """The request's id, the same on every worker that ever serves it."""
+        return self._id
 
     def is_stopped(self) -> bool:
         """Was the generation asked to end early?"""
@@ -45,12 +63,36 @@ class Context:
 
     def stop_generating(self) -> None:
         """Ask the handler to come to an end; what it still sends is delivered."""
-        self._stopped.set()
+        if not self._stopped.is_set():
+            self._stopped.set()
+            for follower in list(self._followers):
+                follower.stop_generating()
 
     def kill(self) -> None:
         """Stop, and say that nobody reads any further."""
-        self._killed = True
-        self._stopped.set()
+        if not self._killed:
+            self._killed = True
+            self._stopped.set()
+            for follower in list(self._followers):
+                follower.kill()
+
+    def child(self, id: str | None = None) -> Context:
+        """A context that stops when this one does, but not the other way round."""
+        child = Context(id or self._id, self.metadata, self._cleanup)
+        self.link(child)
+        return child
+
+    def link(self, follower: Follower) -> None:
+        """Let ``follower`` stop, and be killed, with this context; at once if that is past."""
+        self._followers.append(follower)
+        if self._killed:
+            follower.kill()
+        elif self.is_stopped():
+            follower.stop_generating()
+
+    def unlink(self, follower: Follower) -> None:
+        """Take :meth:`link` back."""
+        self._followers.remove(follower)
 
     async def async_killed_or_stopped(self) -> None:
         """Wait until the request is stopped or killed."""

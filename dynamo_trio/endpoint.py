@@ -1,55 +1,39 @@
-"""Serving an endpoint: admission, the handler's task, and the end of its stream.
+"""Serving an endpoint: which requests are let in, and what their handler is given.
 
-Theory of operation
--------------------
 A request is admitted synchronously, while the plane is still deciding on its
-acknowledgement; so a refusal is a refusal, never a stream that dies young. Each
-admitted request is one task in the endpoint's nursery. The order of its blocks
-is what makes the cleanup right::
-
-    admission                  counted from the acknowledgement to the farewell
-      admission.scope          the soft scope: cancelled by a cut, encloses only the handler
-        aclosing(generator)    closed here, in this task, never by the garbage collector
-          async for item       no unshielded checkpoint in the body: an item that the
-                               generator has given away cannot be lost to a cancel
-      farewell                 outside the soft scope, so a cut request can still say why
-
-The generator is driven and closed by one task only.
+acknowledgement; so a refusal is a refusal, never a stream that dies young. Only then is
+its payload read, in the request's own task: an invalid one ends its stream with that
+error before the handler has begun. What follows is :class:`~dynamo_trio.call.Call`'s.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import ExitStack, aclosing, asynccontextmanager
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import msgspec
 import trio
 
+from dynamo_trio.call import Call
 from dynamo_trio.context import Context
-from dynamo_trio.errors import (
-    Draining,
-    DynamoException,
-    EngineShutdown,
-    InvalidArgument,
-    Unknown,
-)
-from dynamo_trio.lifecycle import Admission, CutReason, Gate, Lifecycle, Outcome
-from dynamo_trio.plane.abc import AcceptedCall, Outbox, RequestHead
+from dynamo_trio.errors import Draining, InvalidArgument, Overloaded, RemoteProtocolError
+from dynamo_trio.lifecycle import Gate, Lifecycle, Outcome
+from dynamo_trio.wire.dynamo.codec import Codec, per_codec
+from dynamo_trio.wire.llm import PreprocessedRequest, read_request
 
-logger = logging.getLogger("dynamo_trio.endpoint")
+if TYPE_CHECKING:
+    from dynamo_trio.plane.abc import Outbox, RequestHead
+    from dynamo_trio.component_metrics import EndpointMetrics
 
 #: ``async def handler(request)`` or ``async def handler(request, context)``, a generator.
 Handler = Callable[..., AsyncGenerator[Any, None]]
 
-#: A handler whose items are always ready must let other tasks run.
-ITEMS_PER_CHECKPOINT = 64
-
-encode = msgspec.msgpack.Encoder().encode
+#: Longer payloads are read in a thread: it takes milliseconds and more.
+READ_INLINE_BYTES = 256 * 1024
 
 
 def takes_context(handler: Handler) -> bool:
@@ -78,97 +62,13 @@ def _check_kind(handler: Handler) -> None:
         )
 
 
-def farewell(reason: CutReason) -> DynamoException | None:
-    """The error that ends a cut stream; None when nobody is left to read it."""
-    if reason is CutReason.CLIENT_LEFT:
-        return None
-    if reason is CutReason.HANDOVER:
-        return EngineShutdown("the worker hands this request over", planned=True)
-    return EngineShutdown("the worker is shutting down")
-
-
-_OUTCOMES = {CutReason.CLIENT_LEFT: Outcome.CANCELLED, CutReason.HANDOVER: Outcome.HANDED_OVER}
-
-
-@attrs.define(eq=False)
-class Call(AcceptedCall):
-    """One admitted request, from its acknowledgement to its farewell."""
-
-    context: Context
-    outbox: Outbox
-    admission: Admission
-    #: Invariant: once True the handler has given everything, and a cut changes nothing.
-    exhausted: bool = False
-
-    def cancel(self) -> None:
-        self.context.kill()
-        self.admission.cut(CutReason.CLIENT_LEFT)
-
-    async def run(self, start: Callable[[], AsyncGenerator[Any, None]]) -> None:
-        """Drive the handler to its end and give the stream its last word.
-
-        The last word is a plain call in ``finally``: it is said even when the whole
-        nursery is being cancelled, and then it says that the work was lost.
-        """
-        error: DynamoException | None = EngineShutdown("the worker stopped")
-        outcome = Outcome.LOST
-        try:
-            with self.admission.scope:
-                await self._pump(start())
-            error, outcome = self._verdict()
-        except* Exception as group:
-            error, outcome = self._fault(group), Outcome.FAILED
-        finally:
-            self.outbox.finish(error)
-            self.admission.settle(outcome)
-
-    async def _pump(self, generator: AsyncGenerator[Any, None]) -> None:
-        if not isinstance(generator, AsyncGenerator):
-            raise TypeError(f"the handler returned {generator!r}, no asynchronous generator")
-        sent = 0
-        async with _closing(generator):
-            async for item in generator:
-                self.outbox.put(encode(item))
-                sent += 1
-                await self._breathe(sent)
-                if self.admission.reason is not None:
-                    return
-        self.exhausted = True
-
-    async def _breathe(self, sent: int) -> None:
-        """Wait for credit, or at least let others run; a cut wakes it, a cancel does not."""
-        if sent % ITEMS_PER_CHECKPOINT and self.outbox.has_credit:
-            return  # nearly every item: no scope, no checkpoint
-        with trio.CancelScope(shield=True):
-            if sent % ITEMS_PER_CHECKPOINT == 0:
-                await trio.lowlevel.checkpoint()
-            while not self.outbox.has_credit and self.admission.reason is None:
-                await self.outbox.wait_credit()
-
-    def _verdict(self) -> tuple[DynamoException | None, Outcome]:
-        reason = self.admission.reason
-        if self.exhausted or reason is None:
-            return None, Outcome.FINISHED
-        return farewell(reason), _OUTCOMES.get(reason, Outcome.CUT)
-
-    def _fault(self, group: ExceptionGroup[Exception]) -> DynamoException:
-        cause = group.exceptions[0]
-        if len(group.exceptions) == 1 and isinstance(cause, DynamoException):
-            return cause
-        logger.error("request %s: the handler failed", self.context.id, exc_info=group)
-        return Unknown("the worker failed to serve the request")
-
-
-@asynccontextmanager
-async def _closing(generator: AsyncGenerator[Any, None]) -> AsyncIterator[None]:
-    """``aclosing``, with the handler's own mistakes at the end logged as its fault."""
-    try:
-        async with aclosing(generator):
-            yield
-    except RuntimeError as exc:
-        if "ignored GeneratorExit" not in str(exc):
-            raise
-        logger.error("a handler yielded after it had been told to end; its cleanup is broken")
+def reader_of(request_type: type) -> Callable[[Codec, bytes], Any]:
+    """The function that reads a request in a codec; it raises RemoteProtocolError only."""
+    if request_type is PreprocessedRequest:
+        return read_request
+    kind: Any = Any if request_type is object else request_type
+    readers = per_codec(lambda codec: codec.decoder(kind, "request"))
+    return lambda codec, payload: readers[codec.name](payload)
 
 
 @attrs.define(eq=False)
@@ -180,50 +80,67 @@ class EndpointService:
     gate: Gate
     nursery: trio.Nursery
     lifecycle: Lifecycle
+    metrics: EndpointMetrics
     graceful: bool = True
     request_type: type = object
+    #: Requests that may be in here at once (``DYN_ENGINE_REQUEST_LIMIT``).
+    request_limit: float = math.inf
+    #: Requests that are in here.
+    running: int = 0
     _with_context: bool = attrs.field(init=False)
-    _decoder: msgspec.msgpack.Decoder[Any] = attrs.field(init=False)
+    _reader: Callable[[Codec, bytes], Any] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._with_context = takes_context(self.handler)
-        self._decoder = msgspec.msgpack.Decoder(
-            Any if self.request_type is object else self.request_type
-        )
+        self._reader = reader_of(self.request_type)
 
     def accept(self, head: RequestHead, payload: bytes, outbox: Outbox) -> Call:
         """Admit the request and start its task.
 
         Raises:
             Draining: the process takes no new work.
-            InvalidArgument: the payload is not what the endpoint expects.
+            Overloaded: there are as many requests in here as may be.
         """
-        request = self._decode(payload)
+        if self.running >= self.request_limit:
+            raise Overloaded(f"the worker runs {self.running} requests, its limit")
         with ExitStack() as stack:
             label = f"{self.name} {head.request_id}"
             admission = stack.enter_context(self.gate.admit(label, graceful=self.graceful))
             context = Context(head.request_id, head.metadata, self.lifecycle.cleanup)
-            call = Call(context, outbox, admission)
+            record = self.metrics.start(len(payload))
+            call = Call(context, outbox, admission, head.codec, record)
             admission.on_cut.append(outbox.wake)
-            self._start(call, request, stack)
+            self._start(call, payload, stack)
             return call
 
-    def _start(self, call: Call, request: object, stack: ExitStack) -> None:
-        args = (request, call.context) if self._with_context else (request,)
+    def _start(self, call: Call, payload: bytes, stack: ExitStack) -> None:
         kept = stack.pop_all()
         try:
-            self.nursery.start_soon(self._run, call, args, kept, name=call.admission.label)
+            self.nursery.start_soon(self._run, call, payload, kept, name=call.admission.label)
         except RuntimeError:  # the nursery is closed: teardown has overtaken the gate
             call.admission.settle(Outcome.LOST)
+            call.record.ended(Outcome.LOST, None)
             kept.close()
             raise Draining("the worker is shutting down") from None
+        self.running += 1
 
-    async def _run(self, call: Call, args: tuple[object, ...], admitted: ExitStack) -> None:
-        with admitted:
-            await call.run(partial(self.handler, *args))
-
-    def _decode(self, payload: bytes) -> object:
+    async def _run(self, call: Call, payload: bytes, admitted: ExitStack) -> None:
         try:
-            return self._decoder.decode(payload)
-        except msgspec.MsgspecError as exc:
+            with admitted:
+                await call.run(partial(self._generator, call, payload))
+        finally:
+            self.running -= 1
+
+    async def _generator(self, call: Call, payload: bytes) -> AsyncGenerator[Any, None]:
+        """The handler, started with its request."""
+        try:
+            request = await self._read(call.codec, payload)
+        except RemoteProtocolError as exc:
             raise InvalidArgument(f"the request is not what {self.name} expects: {exc}") from None
+        args = (request, call.context) if self._with_context else (request,)
+        return self.handler(*args)
+
+    async def _read(self, codec: Codec, payload: bytes) -> object:
+        if len(payload) <= READ_INLINE_BYTES:
+            return self._reader(codec, payload)
+        return await trio.to_thread.run_sync(self._reader, codec, payload)

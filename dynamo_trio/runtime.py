@@ -7,7 +7,7 @@ lives. Leaving it withdraws what was registered.
 from __future__ import annotations
 
 import logging
-import secrets
+import math
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from dynamo_trio.client import Client, open_client
+from dynamo_trio.component_metrics import ComponentMetrics
 from dynamo_trio.discovery import (
     Discovery,
     EndpointId,
@@ -28,10 +29,13 @@ from dynamo_trio.lifecycle import Lifecycle, Timetable
 from dynamo_trio.plane import MemoryPlane, RequestPlane
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 
 logger = logging.getLogger("dynamo_trio.runtime")
+
+#: How long an unregistering waits for accepted requests to be seen as begun, in seconds.
+SETTLE = 1.0
 
 
 @attrs.define(eq=False)
@@ -42,9 +46,15 @@ class DistributedRuntime:
     discovery: Discovery
     planes: Mapping[str, RequestPlane]
     nursery: trio.Nursery
-    instance_id: int = attrs.field(factory=lambda: secrets.randbits(64))
+    instance_id: int = attrs.field(init=False)
+    metrics: ComponentMetrics = attrs.field(factory=ComponentMetrics)
+    #: Requests that each endpoint takes on at once (``DYN_ENGINE_REQUEST_LIMIT``).
+    request_limit: float = math.inf
     #: Invariant: an instance is in here exactly while others may find it.
     _registered: dict[str, Instance] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.instance_id = self.discovery.assign_instance_id()
 
     def endpoint(self, name: str) -> Endpoint:
         """The endpoint ``ns.comp.ep``, to be served or called.
@@ -70,9 +80,15 @@ class DistributedRuntime:
 
     async def unregister_all(self) -> None:
         """Withdraw every instance of this process, all at once."""
+        await self._settle()
         async with trio.open_nursery() as nursery:
             for instance in list(self._registered.values()):
                 nursery.start_soon(self.unregister, instance)
+
+    async def _settle(self) -> None:
+        with trio.move_on_after(SETTLE):
+            for plane in self.planes.values():
+                await plane.settle()
 
 
 @attrs.frozen(eq=False)
@@ -92,10 +108,14 @@ class Endpoint:
         handler: Handler,
         *,
         graceful_shutdown: bool = True,
+        metrics_labels: Sequence[tuple[str, str]] | None = None,
         request_type: type = object,
         card: ModelCard | None = None,
     ) -> AsyncIterator[Instance]:
         """Serve the endpoint while the block runs; entered, it is registered.
+
+        ``metrics_labels`` are further labels of its metrics. Requests are decoded to
+        ``request_type``, or to plain lists, maps and numbers.
 
         Leaving the block waits for nothing: requests that still run are cancelled.
         The orderly way out is the lifecycle's, which waits before this block is left.
@@ -108,8 +128,10 @@ class Endpoint:
                 runtime.lifecycle.work,
                 requests,
                 runtime.lifecycle,
+                runtime.metrics.endpoint(self.id, runtime.instance_id, metrics_labels or ()),
                 graceful=graceful_shutdown,
                 request_type=request_type,
+                request_limit=runtime.request_limit,
             )
             async with self._announced(service, card) as instance:
                 yield instance

@@ -58,6 +58,13 @@ class Discovery(ABC):
     """
 
     @abstractmethod
+    def assign_instance_id(self) -> int:
+        """The identity under which a runtime registers here: unsigned 64 bit, never 0.
+
+        Where the store has a say in it (with etcd it is the lease) it is always the same.
+        """
+
+    @abstractmethod
     async def register(self, record: Record) -> None:
         """Publish a record; publishing the same key again replaces its content."""
 

@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from dynamo_trio.discovery.abc import Change, Discovery, Put, R, Removed, Watch
+from dynamo_trio.discovery.records import random_instance_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -44,6 +45,9 @@ class MemoryDiscovery(Discovery):
 
     _records: dict[type, dict[str, Any]] = attrs.field(factory=dict)
     _watches: dict[type, list[_MemoryWatch[Any]]] = attrs.field(factory=dict)
+
+    def assign_instance_id(self) -> int:
+        return random_instance_id()
 
     async def register(self, record: Record) -> None:
         await trio.lowlevel.checkpoint()

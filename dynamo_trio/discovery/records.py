@@ -7,17 +7,26 @@ backend spells them (keys, JSON, escaping) is that backend's business.
 from __future__ import annotations
 
 import re
+import secrets
 from typing import TYPE_CHECKING
 
 import attrs
+
+from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from dynamo_trio.wire.dynamo.card import CardJson
     from dynamo_trio.wire.names import EndpointId
 
 _NOT_SLUG = re.compile(r"[^a-z0-9_-]+")
+
+
+def random_instance_id() -> int:
+    """An id for a process where the store does not give one: 64 random bits, never 0."""
+    return secrets.randbits(64) or 1
 
 
 @attrs.frozen
@@ -28,6 +37,8 @@ class Instance:
     instance_id: int  # unsigned 64 bit; one per process life
     #: plane name -> address as that plane reads it, for instance ``{"mem": "…/generate"}``
     transports: Mapping[str, str]
+    #: In which the instance wants its requests (``DYN_REQUEST_PLANE_CODEC``).
+    codec: Codec = MSGPACK
 
     @property
     def key(self) -> str:
@@ -47,6 +58,8 @@ class ModelCard:
     kv_cache_block_size: int = 0  # tokens
     model_type: frozenset[str] = frozenset({"chat", "completions"})
     migration_limit: int = 0
+    #: What other processes read; None: the card is for this process alone.
+    card_json: CardJson | None = None
 
     @property
     def key(self) -> str:

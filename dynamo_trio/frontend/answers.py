@@ -19,23 +19,28 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import attrs
-import msgspec
 
-from dynamo_trio.errors import DynamoException, StreamIncomplete, Unknown
-from dynamo_trio.frontend.sinks import BodySink, SinkOutcome, Wake
-from dynamo_trio.wire.llm import LLMEngineOutput
+from dynamo_trio.errors import (
+    DynamoException,
+    RemoteProtocolError,
+    StreamIncomplete,
+    UnreadableItem,
+)
+from dynamo_trio.http.sinks import BodySink, SinkOutcome, Wake
+from dynamo_trio.wire.dynamo.codec import MSGPACK
+from dynamo_trio.wire.llm import output_reader
 from dynamo_trio.wire.openai import sse
 from dynamo_trio.wire.openai.response import error_event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dynamo_trio.frontend.metrics import RequestRecord
     from dynamo_trio.plane import ClientStream
     from dynamo_trio.tokenizers import OutputProcessor
+    from dynamo_trio.wire.dynamo.codec import Codec
+    from dynamo_trio.wire.llm import LLMEngineOutput
     from dynamo_trio.wire.openai.response import AnswerStream
-
-_decode = msgspec.msgpack.Decoder(LLMEngineOutput).decode
 
 
 @attrs.define(eq=False)
@@ -50,8 +55,15 @@ class Answer(ABC):
     error: DynamoException | None = attrs.field(default=None, kw_only=True)
     #: Invariant: set once, when everything that the request asked for has come.
     complete: bool = attrs.field(default=False, kw_only=True)
+    _decode: Callable[[bytes], LLMEngineOutput] = attrs.field(
+        default=output_reader(MSGPACK), kw_only=True
+    )
     _stream: ClientStream | None = attrs.field(default=None, kw_only=True)
     _owed: int = attrs.field(default=0, kw_only=True)
+
+    def expect(self, codec: Codec) -> None:
+        """The items will be in this codec."""
+        self._decode = output_reader(codec)
 
     def attach(self, stream: ClientStream) -> None:
         """The stream is open: pay back the credit of what came while it was being opened."""
@@ -61,13 +73,16 @@ class Answer(ABC):
     def feed(self, payloads: Sequence[bytes]) -> None:
         """Take the items of one engine step."""
         self._owed += len(payloads)
+        pieces: list[str] = []
+        error: DynamoException | None = None
         try:
-            text = "".join([self._take(payload) for payload in payloads])
+            pieces.extend(self._take(payload) for payload in payloads)
         except DynamoException as exc:
-            self._fail(exc)
+            error = exc  # told after the text that came before it
+        self._text("".join(pieces))
+        if error is not None:
+            self._fail(error)
             return
-        if text:
-            self._text(text)
         self._note_end()
         self.begun.set()
         self.grant()
@@ -90,9 +105,9 @@ class Answer(ABC):
 
     def _take(self, payload: bytes) -> str:
         try:
-            item = _decode(payload)
-        except msgspec.MsgspecError:
-            raise Unknown("the worker sent an item that cannot be read") from None
+            item = self._decode(payload)
+        except RemoteProtocolError as exc:
+            raise UnreadableItem(exc.message) from None
         self.record.tokens(len(item.token_ids))
         return self.output.push(item)
 

@@ -26,8 +26,8 @@ from dynamo_trio.errors import (
 from dynamo_trio.frontend import metrics
 from dynamo_trio.frontend.generate import Kind, generate
 from dynamo_trio.frontend.health import LIVE, health
-from dynamo_trio.frontend.respond import send_bytes, send_json
 from dynamo_trio.frontend.state import Frontend, HttpCall
+from dynamo_trio.http.respond import send_bytes, send_json
 from dynamo_trio.wire.openai.response import (
     ModelEntry,
     error_body,
@@ -38,8 +38,8 @@ from dynamo_trio.wire.openai.response import (
 )
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.asgi import Headers, Receive, Scope, Send
     from dynamo_trio.frontend.catalog import ServedModel
+    from dynamo_trio.http.asgi import Headers, Receive, Scope, Send
 
 logger = logging.getLogger("dynamo_trio.frontend")
 

@@ -25,8 +25,8 @@ from dynamo_trio.errors import (
     RequestCut,
 )
 from dynamo_trio.frontend.answers import Answer, StreamAnswer, UnaryAnswer
-from dynamo_trio.frontend.respond import read_body, send_json, stream_response, watch_disconnect
-from dynamo_trio.frontend.sinks import open_sink
+from dynamo_trio.http.respond import read_body, send_json, stream_response, watch_disconnect
+from dynamo_trio.http.sinks import open_sink
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.plane import ClientStream, RequestHead
 from dynamo_trio.tokenizers.preprocess import INLINE_BYTES

@@ -10,13 +10,13 @@ import attrs
 
 from dynamo_trio.errors import NoWorker
 from dynamo_trio.frontend.catalog import Catalog, ServedModel
-from dynamo_trio.frontend.http_limits import HttpLimits
 from dynamo_trio.frontend.metrics import FrontendMetrics
+from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.lifecycle import Lifecycle, Phase
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.asgi import Headers, Receive, Scope, Send
     from dynamo_trio.frontend.health import Stage
+    from dynamo_trio.http.asgi import Headers, Receive, Scope, Send
 
 #: A client's own request id is taken over if it is harmless in a header and in a log line.
 _REQUEST_ID = re.compile(rb"[\w.:@/+=-]{1,128}")

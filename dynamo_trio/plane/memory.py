@@ -35,6 +35,11 @@ class _MemoryStream(Outbox, ClientStream):
     #: Invariant: replaced only once set, so that no waiter is stranded.
     _changed: trio.Event = attrs.field(factory=trio.Event)
     finished: bool = False
+    #: Set once the peer has accepted the request.
+    call: AcceptedCall | None = None
+
+    def begin(self) -> None:
+        """Nobody has to be told: an error that comes first is known by coming first."""
 
     def put(self, payload: bytes) -> None:
         self._credit -= 1
@@ -65,8 +70,15 @@ class _MemoryStream(Outbox, ClientStream):
         self._credit += items
         self.wake()
 
+    def stop(self) -> None:
+        if self.call is not None:
+            self.call.stop()
+
     def detach(self) -> None:
+        """Deliver nothing from now on, and tell the call if it still runs."""
         self._sink = None
+        if self.call is not None and not self.finished:
+            self.call.cancel()
 
 
 @attrs.define(eq=False)
@@ -92,13 +104,11 @@ class MemoryPlane(RequestPlane):
     ) -> AsyncIterator[ClientStream]:
         await trio.lowlevel.checkpoint()
         stream = _MemoryStream(sink)
-        call = self._accept(address, head, payload, stream)
+        stream.call = self._accept(address, head, payload, stream)
         try:
             yield stream
         finally:
             stream.detach()
-            if not stream.finished:
-                call.cancel()
 
     def _accept(
         self, address: str, head: RequestHead, payload: bytes, stream: _MemoryStream

@@ -9,7 +9,7 @@ from dynamo_trio.engines import CoreSpec, Limits, StepCore, make_core
 from dynamo_trio.engines.faults import Fault
 from dynamo_trio.engines.vocabulary import AnyOf
 from dynamo_trio.errors import FileUnusable
-from dynamo_trio.frontend.http_limits import HttpLimits
+from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.lifecycle import DrainPolicy, GraceMode, Timetable
 from dynamo_trio.tokenizers import load_tokenizer
 

@@ -30,7 +30,7 @@ from dynamo_trio.discovery import ModelCard
 from dynamo_trio.errors import FetchError
 from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.catalog import open_catalog
-from dynamo_trio.frontend.server import open_listeners, serve_http
+from dynamo_trio.http.server import open_listeners, serve_http
 from dynamo_trio.lifecycle import Lifecycle, Phase
 from dynamo_trio.models import FetchCancelled, default_model
 from dynamo_trio.runtime import DistributedRuntime, open_runtime

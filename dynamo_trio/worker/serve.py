@@ -60,7 +60,7 @@ def engine_handler(engine: Engine) -> Handler:
         request: PreprocessedRequest, context: Context
     ) -> AsyncGenerator[LLMEngineOutput, None]:
         prompt, sent = len(request.token_ids), 0
-        async with engine.open(to_engine(request, context.id)) as deltas:
+        async with engine.open(to_engine(request, context.id())) as deltas:
             async for delta in deltas:
                 sent += len(delta.token_ids)
                 yield _output(delta, prompt, sent)

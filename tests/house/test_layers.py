@@ -25,8 +25,8 @@ LAYERS = (
     {"wire"},
     {"config"},
     {"console", "context", "lifecycle", "tokenizers"},
-    {"discovery", "engines", "models", "plane", "process"},
-    {"client", "endpoint", "runtime"},
+    {"discovery", "engines", "http", "models", "plane", "process"},
+    {"call", "client", "component_metrics", "endpoint", "response_stream", "runtime"},
     {"frontend", "worker"},
     {"standalone", "__main__"},
 )
@@ -34,7 +34,11 @@ LAYERS = (
 SIDEWAYS = {
     ("console", "context"),
     ("__main__", "standalone"),
-    ("endpoint", "client"),
+    ("call", "component_metrics"),
+    ("client", "response_stream"),
+    ("endpoint", "call"),
+    ("endpoint", "component_metrics"),
+    ("runtime", "component_metrics"),
     ("models", "process"),
     ("runtime", "client"),
     ("runtime", "endpoint"),
@@ -143,12 +147,12 @@ def test_only_config_reads_the_environment() -> None:
 #: which no shield outlives.
 SHIELDS = {
     "context.py": "Context.cleanup, the same verb for handlers",
-    "endpoint.py": "the driver of a handler's generator",
+    "call.py": "the driver of a handler's generator",
     "engines/engine.py": "an engine step, and what ends it",
     "engines/hosts.py": "an engine step, and what ends it",
-    "frontend/connection.py": "a connection's sends, lifted when it is lost",
-    "frontend/respond.py": "an ASGI send within its write deadline",
-    "frontend/sinks.py": "the farewell of a response within its deadline",
+    "http/connection.py": "a connection's sends, lifted when it is lost",
+    "http/respond.py": "an ASGI send within its write deadline",
+    "http/sinks.py": "the farewell of a response within its deadline",
     "lifecycle/deadlines.py": "lifecycle.cleanup itself",
     "standalone/ask.py": "the end of the printed line, one second",
 }

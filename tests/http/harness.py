@@ -12,13 +12,13 @@ import h11
 import trio
 import trio.testing
 
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.server import HttpServer, open_listeners, serve_http
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.server import HttpServer, open_listeners, serve_http
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from dynamo_trio.frontend.asgi import App
+    from dynamo_trio.http.asgi import App
 
 #: Real-clock tests: no wait takes longer unless something hangs.
 PATIENCE = 20.0

@@ -9,14 +9,14 @@ import attrs
 import trio
 
 from dynamo_trio.errors import PayloadTooLarge
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import read_body, send_json, stream_response, watch_disconnect
-from dynamo_trio.frontend.sinks import SinkOutcome, open_sink
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import read_body, send_json, stream_response, watch_disconnect
+from dynamo_trio.http.sinks import SinkOutcome, open_sink
 from dynamo_trio.lifecycle.admission import Admission, CutReason, Gate
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.asgi import Receive, Scope, Send
-    from dynamo_trio.frontend.sinks import BodySink
+    from dynamo_trio.http.asgi import Receive, Scope, Send
+    from dynamo_trio.http.sinks import BodySink
     from tests.http.harness import Running
 
 

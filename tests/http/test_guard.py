@@ -10,15 +10,15 @@ import trio
 import trio.testing
 
 from dynamo_trio.errors import ClientTooSlow
-from dynamo_trio.frontend.connection import exchange_of
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import read_body, send_json, watch_disconnect
+from dynamo_trio.http.connection import exchange_of
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import read_body, send_json, watch_disconnect
 from tests.http.harness import Http1Client, in_memory, read_to_end
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from dynamo_trio.frontend.asgi import Receive, Scope, Send
+    from dynamo_trio.http.asgi import Receive, Scope, Send
 
 LIMITS = HttpLimits(
     head_time=10, body_time=60, idle_time=75, write_time=30, linger_time=1, read_ahead=1000

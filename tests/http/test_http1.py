@@ -9,7 +9,7 @@ import h11
 import pytest
 import trio
 
-from dynamo_trio.frontend.sinks import RawSink, SinkOutcome
+from dynamo_trio.http.sinks import RawSink, SinkOutcome
 from dynamo_trio.lifecycle.admission import CutReason
 from tests.http.harness import Http1Client, client_of, read_to_end, running
 from tests.http.routes import LIMITS, App, finish_stream

@@ -14,8 +14,8 @@ import h2.settings
 import pytest
 import trio
 
-from dynamo_trio.frontend.guard import data_frames
-from dynamo_trio.frontend.sinks import SinkOutcome
+from dynamo_trio.http.guard import data_frames
+from dynamo_trio.http.sinks import SinkOutcome
 from tests.http.harness import PATIENCE, client_of, read_to_end, running
 from tests.http.routes import LIMITS, App, finish_stream
 

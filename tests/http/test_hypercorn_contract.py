@@ -21,8 +21,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import parse_socket_addr
 
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.server import hypercorn_config, logger
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.server import hypercorn_config, logger
 from tests.http.harness import Http1Client, MemoryStream
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from dynamo_trio.frontend.asgi import Message, Receive, Scope, Send
+    from dynamo_trio.http.asgi import Message, Receive, Scope, Send
 
 CONFIG = hypercorn_config(HttpLimits())
 GET = b"GET /path?q=1 HTTP/1.1\r\nhost: test\r\n\r\n"

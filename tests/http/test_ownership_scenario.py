@@ -21,17 +21,17 @@ import h11
 import pytest
 import trio
 
-from dynamo_trio.frontend.connection import exchange_of
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import read_body, stream_response
-from dynamo_trio.frontend.sinks import BodySink, RawSink, SinkOutcome
+from dynamo_trio.http.connection import exchange_of
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import read_body, stream_response
+from dynamo_trio.http.sinks import BodySink, RawSink, SinkOutcome
 from dynamo_trio.lifecycle.admission import Admission, CutReason, Gate
 from tests.http.harness import Http1Client, Running, running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dynamo_trio.frontend.asgi import Receive, Scope, Send
+    from dynamo_trio.http.asgi import Receive, Scope, Send
 
 CLIENTS, RESPONSES = 20, 15
 ENOUGH = 5  # violations; a mutant is not watched any longer

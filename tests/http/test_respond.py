@@ -14,15 +14,15 @@ import trio
 import trio.testing
 
 from dynamo_trio.errors import Cancelled, InvalidArgument, PayloadTooLarge
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import (
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import (
     read_body,
     send_bytes,
     send_json,
     stream_response,
     watch_disconnect,
 )
-from dynamo_trio.frontend.sinks import QueueSink, SinkOutcome, open_sink
+from dynamo_trio.http.sinks import QueueSink, SinkOutcome, open_sink
 from dynamo_trio.lifecycle.admission import CutReason, Gate
 from tests.http.harness import PATIENCE, Http1Client
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from dynamo_trio.frontend.asgi import Message, Receive, Scope, Send
-    from dynamo_trio.frontend.sinks import BodySink
+    from dynamo_trio.http.asgi import Message, Receive, Scope, Send
+    from dynamo_trio.http.sinks import BodySink
 
 LIMITS = HttpLimits(body_bytes=10, write_time=30)
 

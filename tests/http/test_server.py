@@ -19,16 +19,16 @@ import pytest
 import trio
 
 from dynamo_trio.errors import ConfigError, PortInUse
-from dynamo_trio.frontend.connection import exchange_of
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import read_body, send_json
-from dynamo_trio.frontend.server import HttpServer, open_listeners, serve_http
-from dynamo_trio.frontend.sinks import SinkOutcome
+from dynamo_trio.http.connection import exchange_of
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import read_body, send_json
+from dynamo_trio.http.server import HttpServer, open_listeners, serve_http
+from dynamo_trio.http.sinks import SinkOutcome
 from tests.http.harness import PATIENCE, Http1Client, Running, client_of, read_to_end, running
 from tests.http.routes import LIMITS, App, finish_stream
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.asgi import Receive, Scope, Send
+    from dynamo_trio.http.asgi import Receive, Scope, Send
 
 
 # --- listeners ------------------------------------------------------------------------

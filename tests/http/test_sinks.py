@@ -10,17 +10,17 @@ import pytest
 import trio
 import trio.testing
 
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.respond import stream_response
-from dynamo_trio.frontend.sinks import QueueSink, RawSink, SinkOutcome, Wake
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.respond import stream_response
+from dynamo_trio.http.sinks import QueueSink, RawSink, SinkOutcome, Wake
 from dynamo_trio.lifecycle.admission import Admission, CutReason
 from tests.http.routes import farewell_to
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from dynamo_trio.frontend.asgi import Message
-    from dynamo_trio.frontend.sinks import BodySink
+    from dynamo_trio.http.asgi import Message
+    from dynamo_trio.http.sinks import BodySink
 
 LIMITS = HttpLimits(
     write_time=30, farewell_time=1, high_water=1000, low_water=100, max_unsent=10_000

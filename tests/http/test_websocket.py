@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio_websocket
 
-from dynamo_trio.frontend.http_limits import HttpLimits
+from dynamo_trio.http.limits import HttpLimits
 from tests.http.harness import PATIENCE, running
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.asgi import Receive, Scope, Send
+    from dynamo_trio.http.asgi import Receive, Scope, Send
 
 LIMITS = HttpLimits(idle_time=0.3, head_time=0.2, write_time=5)
 

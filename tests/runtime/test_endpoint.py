@@ -76,7 +76,7 @@ async def test_items_arrive_as_they_are_yielded(autojump_clock: trio.testing.Moc
 
 async def test_a_handler_may_take_the_context(autojump_clock: trio.testing.MockClock) -> None:
     async def handler(request: object, context: Context) -> AsyncGenerator[str, None]:
-        yield f"{context.id} {context.is_stopped()} {context.is_killed()}"
+        yield f"{context.id()} {context.is_stopped()} {context.is_killed()}"
 
     async with served(handler) as (client, _):
         assert await collect(client) == ["r1 False False"]

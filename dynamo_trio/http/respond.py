@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from dynamo_trio.errors import Cancelled, ClientTooSlow, InvalidArgument, PayloadTooLarge
-from dynamo_trio.frontend.connection import exchange_of, shielded
-from dynamo_trio.frontend.http_limits import HttpLimits
-from dynamo_trio.frontend.sinks import PIECE, BodySink, SinkOutcome
+from dynamo_trio.http.connection import exchange_of, shielded
+from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.sinks import PIECE, BodySink, SinkOutcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-    from dynamo_trio.frontend.asgi import Headers, Message, Receive, Scope, Send
+    from dynamo_trio.http.asgi import Headers, Message, Receive, Scope, Send
 
 JSON = b"application/json"
 

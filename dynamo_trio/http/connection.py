@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from hypercorn.trio.worker_context import WorkerContext
     from hypercorn.typing import ASGIFramework
 
-    from dynamo_trio.frontend.asgi import App, Message, Receive, Scope, Send
-    from dynamo_trio.frontend.guard import GuardedStream
-    from dynamo_trio.frontend.http_limits import HttpLimits
+    from dynamo_trio.http.asgi import App, Message, Receive, Scope, Send
+    from dynamo_trio.http.guard import GuardedStream
+    from dynamo_trio.http.limits import HttpLimits
 
 #: Where the app finds its :class:`Exchange` in ``scope["extensions"]``.
 EXTENSION = "dynamo_trio.connection"

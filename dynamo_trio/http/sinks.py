@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from dynamo_trio.frontend.connection import Exchange, exchange_of, shielded
-from dynamo_trio.frontend.http_limits import HttpLimits
+from dynamo_trio.http.connection import Exchange, exchange_of, shielded
+from dynamo_trio.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dynamo_trio.frontend.asgi import Headers, Message, Scope, Send
+    from dynamo_trio.http.asgi import Headers, Message, Scope, Send
 
 #: One ASGI message carries no more, so that a slow client is judged by its progress.
 PIECE = 16 * 1024

@@ -4,7 +4,7 @@ hypercorn's own server closes its listeners as soon as it is told to stop, lets 
 connection's error end all others, and waits for ever for a client that stops reading.
 Here the listener stays open while the process drains (``/health`` and ``/live`` are still
 asked), each connection is contained in its own nursery, and every wait for a client has
-a limit (:mod:`dynamo_trio.frontend.guard`).
+a limit (:mod:`dynamo_trio.http.guard`).
 
 The server knows no phases. Its caller refuses requests while it drains (in the app),
 may close idle connections when a stop is final, and ends it by cancelling it: then idle
@@ -26,16 +26,16 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from dynamo_trio.errors import ConfigError, PortInUse
-from dynamo_trio.frontend.connection import Connection
-from dynamo_trio.frontend.guard import GuardedStream
-from dynamo_trio.frontend.http_limits import HttpLimits
+from dynamo_trio.http.connection import Connection
+from dynamo_trio.http.guard import GuardedStream
+from dynamo_trio.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_trio.frontend.asgi import App
+    from dynamo_trio.http.asgi import App
 
-logger = logging.getLogger("dynamo_trio.frontend.http")
+logger = logging.getLogger("dynamo_trio.http")
 
 #: What accept(2) says when the machine or the process has no room for one more.
 NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}

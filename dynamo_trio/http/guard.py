@@ -43,7 +43,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dynamo_trio.frontend.http_limits import HttpLimits
+    from dynamo_trio.http.limits import HttpLimits
 
 CHUNK = 64 * 1024
 #: Each piece has the whole of ``write_time``, so this sets the slowest client that is kept:
