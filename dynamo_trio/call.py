@@ -124,9 +124,9 @@ class Call(AcceptedCall):
 
     def _fault(self, group: ExceptionGroup[Exception]) -> DynamoException:
         cause = group.exceptions[0]
-        if len(group.exceptions) == 1 and isinstance(cause, DynamoException):
-            if not isinstance(cause, LocalProtocolError):  # that one is the handler's mistake
-                return cause
+        ours = isinstance(cause, LocalProtocolError)  # an item that no codec can spell
+        if len(group.exceptions) == 1 and isinstance(cause, DynamoException) and not ours:
+            return cause
         logger.error("request %s: the handler failed", self.context.id(), exc_info=group)
         return Unknown("the worker failed to serve the request")
 

@@ -10,10 +10,11 @@ import itertools
 import logging
 import random
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
+from typing_extensions import TypeVar
 
 from dynamo_trio.context import Context
 from dynamo_trio.discovery import Discovery, EndpointId, Instance, Put
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from dynamo_trio.plane import ClientStream, ItemSink, RequestPlane
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 
 logger = logging.getLogger("dynamo_trio.client")
 

@@ -26,8 +26,8 @@ from dynamo_trio.wire.dynamo.codec import Codec, per_codec
 from dynamo_trio.wire.llm import PreprocessedRequest, read_request
 
 if TYPE_CHECKING:
-    from dynamo_trio.plane.abc import Outbox, RequestHead
     from dynamo_trio.component_metrics import EndpointMetrics
+    from dynamo_trio.plane.abc import Outbox, RequestHead
 
 #: ``async def handler(request)`` or ``async def handler(request, context)``, a generator.
 Handler = Callable[..., AsyncGenerator[Any, None]]

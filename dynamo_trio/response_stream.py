@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import attrs
 import trio
+from typing_extensions import TypeVar
 
 from dynamo_trio.errors import (
     Cancelled,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dynamo_trio.plane import ClientStream
     from dynamo_trio.wire.dynamo.codec import Codec
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 
 
 @attrs.define(eq=False)

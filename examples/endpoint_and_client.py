@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from dynamo_trio.lifecycle import Lifecycle, Timetable
-from dynamo_trio.plane import RequestHead
 from dynamo_trio.runtime import open_runtime
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ async def count(request: dict[str, int]) -> AsyncGenerator[int, None]:
 
 
 async def ask(client: Client) -> None:
-    head = RequestHead(request_id="example")
-    async with client.generate({"to": 6}, head, int) as answer:
+    async with client.generate({"to": 6}, item_type=int) as answer:
         async for number in answer:
             print("got", number)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from dynamo_trio import Client, Context, Lifecycle, RequestHead, Timetable, open_runtime
+from dynamo_trio import Client, Context, Lifecycle, Timetable, open_runtime
 from dynamo_trio.errors import DynamoException
 from dynamo_trio.process import ProcessContext, run_process
 
@@ -33,14 +33,14 @@ async def count(request: dict[str, int], context: Context) -> AsyncGenerator[int
     finally:
         with context.cleanup(1.0):  # without this, a wait in `finally` would be cancelled too
             await trio.sleep(0.01)  # give something back, say
-            print("cleaned up:", context.id)
+            print("cleaned up:", context.id())
 
 
 async def ask(client: Client, name: str, to: int) -> None:
     """A client. There is one in this process because an example is alone."""
     received = 0
     try:
-        async with client.generate({"to": to}, RequestHead(request_id=name), int) as answer:
+        async with client.generate({"to": to}, Context(name), item_type=int) as answer:
             async for _number in answer:
                 received += 1
         print(f"{name}: complete, {received} items")

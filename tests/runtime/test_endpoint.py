@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dynamo_trio.runtime import DistributedRuntime
 
 NAME = "test.backend.generate"
-HEAD = RequestHead("r1")
 
 
 @asynccontextmanager
@@ -57,7 +56,7 @@ async def served(
 
 
 async def collect(client: Client, request: object = None) -> list[Any]:
-    async with client.generate(request, HEAD, object) as stream:
+    async with client.generate(request, Context("r1")) as stream:
         return [item async for item in stream]
 
 
@@ -208,7 +207,7 @@ async def test_a_client_that_leaves_cancels_the_handler_whose_cleanup_runs(
                 seen.append("cleaned")
 
     async with served(handler) as (client, runtime):
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             assert await stream.__anext__() == 1
         await runtime.lifecycle.work.wait_empty()
         assert seen == [(True, True), "cleaned"]
@@ -225,7 +224,7 @@ async def test_cleanup_is_bounded(autojump_clock: trio.testing.MockClock) -> Non
                 await trio.sleep_forever()
 
     async with served(handler) as (client, runtime):
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
         left = trio.current_time()
         await runtime.lifecycle.work.wait_empty()
@@ -242,7 +241,7 @@ async def test_the_drain_waits_and_then_says_farewell(
 ) -> None:
     async with served(endless, drain=900.0) as (client, runtime):
         began = trio.current_time()
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
             runtime.shutdown()
             with pytest.raises(EngineShutdown) as raised:
@@ -256,7 +255,7 @@ async def test_a_request_that_ends_in_the_drain_is_not_disturbed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with served(count_to_three) as (client, runtime):
-        async with client.generate({"start": 0}, HEAD, int) as stream:
+        async with client.generate({"start": 0}, Context("r1"), item_type=int) as stream:
             runtime.shutdown()
             assert [item async for item in stream] == [0, 1, 2]
         await runtime.lifecycle.wait_stopped()
@@ -267,7 +266,7 @@ async def test_nothing_waits_for_an_endpoint_that_is_not_graceful(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with served(endless, graceful=False) as (client, runtime):
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
             runtime.shutdown()
             with pytest.raises(EngineShutdown):
@@ -279,7 +278,7 @@ async def test_the_policy_migrate_hands_over_as_planned(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with served(endless, drain_policy=DrainPolicy.MIGRATE) as (client, runtime):
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
             runtime.shutdown()
             with pytest.raises(EngineShutdown) as raised:
@@ -294,12 +293,12 @@ async def test_a_worker_that_stops_refuses_new_requests(
 ) -> None:
     async with served(endless, drain=10.0) as (client, runtime):
         instance = client.pick()
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
             runtime.shutdown()
             await runtime.lifecycle.interrupted.wait()
             with pytest.raises(Draining):
-                async with client.open_stream(instance, HEAD, None, stream):
+                async with client.open_stream(instance, RequestHead("r1"), None, stream):
                     raise AssertionError("it must not open")
             with pytest.raises(NoWorker):  # discovery has told, too
                 client.pick()
@@ -316,7 +315,7 @@ async def test_a_slow_reader_holds_back_only_itself(
             yield number
 
     async with served(handler) as (client, _):
-        async with client.generate("slow", HEAD, int) as slow:
+        async with client.generate("slow", Context("r1"), item_type=int) as slow:
             await slow.__anext__()
             assert len(await collect(client, "fast")) == 1000
             assert made["slow"] <= INITIAL_CREDIT + 1
@@ -331,7 +330,7 @@ async def test_a_reader_that_never_reads_is_cut_at_the_limit(
             yield 1
 
     async with served(handler, drain=30.0) as (client, runtime):
-        async with client.generate(None, HEAD, int):
+        async with client.generate(None, Context("r1"), item_type=int):
             await trio.testing.wait_all_tasks_blocked()
             runtime.shutdown()
             await runtime.lifecycle.wait_stopped()
@@ -360,7 +359,7 @@ async def test_a_hard_cancel_still_says_the_last_word(
         with trio.CancelScope() as worker:
             async with mine.endpoint(NAME).serving(endless):
                 await client.wait_for_instances()
-                async with client.generate(None, HEAD, int) as stream:
+                async with client.generate(None, Context("r1"), item_type=int) as stream:
                     await stream.__anext__()
                     worker.cancel()
                     with trio.CancelScope(shield=True):
@@ -383,7 +382,7 @@ async def test_a_generator_that_ignores_its_end_is_reported(
 
     caplog.set_level(logging.ERROR)
     async with served(handler) as (client, runtime):
-        async with client.generate(None, HEAD, int) as stream:
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
         await runtime.lifecycle.work.wait_empty()
     assert "yielded after it had been told to end" in caplog.text
@@ -406,9 +405,9 @@ async def test_round_robin_takes_turns(autojump_clock: trio.testing.MockClock) -
         one.endpoint(NAME).client() as client,
     ):
         assert [(await collect(client))[0] for _ in range(4)] == ["one", "two", "one", "two"]
-        assert client.direct(first.instance_id) == first
+        assert client.find(first.instance_id) == first
         with pytest.raises(NoWorker):
-            client.direct(1)
+            client.find(1)
 
 
 async def test_leaving_the_routing_pool_and_coming_back(
