@@ -18,6 +18,7 @@ from dynamo_trio.engines.faults import Fault as Fault
 from dynamo_trio.engines.sim import SimCore as SimCore
 from dynamo_trio.engines.sim import SimSettings as SimSettings
 from dynamo_trio.plane import MemoryPlane as MemoryPlane
+from dynamo_trio.testing.model_folder import make_model_folder as make_model_folder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
