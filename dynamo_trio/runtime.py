@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,15 +28,19 @@ from dynamo_trio.discovery import (
     Instance,
     MemoryDiscovery,
     ModelCard,
-    Record,
 )
 from dynamo_trio.endpoint import EndpointService, Handler
+from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.lifecycle import Lifecycle, Timetable
 from dynamo_trio.plane import MemoryPlane, RequestPlane
+from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
+
+#: What a status server calls for ``/engine/{route}``.
+EngineRoute = Callable[[dict[str, object]], Awaitable[object]]
 
 logger = logging.getLogger("dynamo_trio.runtime")
 
@@ -50,7 +60,13 @@ class DistributedRuntime:
     metrics: ComponentMetrics = attrs.field(factory=ComponentMetrics)
     #: Requests that each endpoint takes on at once (``DYN_ENGINE_REQUEST_LIMIT``).
     request_limit: float = math.inf
-    #: Invariant: an instance is in here exactly while others may find it.
+    #: In which our endpoints want their requests (``DYN_REQUEST_PLANE_CODEC``).
+    codec: Codec = MSGPACK
+    #: Routes below ``/engine/`` of the status server; see :meth:`register_engine_route`.
+    engine_routes: dict[str, EngineRoute] = attrs.field(factory=dict)
+    #: Every instance that is being served, found by others or not.
+    _served: dict[EndpointId, Instance] = attrs.field(factory=dict)
+    #: Invariant: holds every instance that others may find, from before they can.
     _registered: dict[str, Instance] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -64,14 +80,50 @@ class DistributedRuntime:
         """
         return Endpoint(self, EndpointId.parse(name))
 
+    def register_engine_route(self, route: str, callback: EngineRoute) -> None:
+        """Answer ``/engine/{route}`` of the status server with ``callback``.
+
+        It takes the body as a dict, and returns a dict or a list, which is sent as JSON.
+
+        Raises:
+            ValueError: the route is taken, or it is empty or begins with a slash.
+        """
+        if not route or route.startswith("/") or route in self.engine_routes:
+            raise ValueError(f"engine route {route!r}: must be new, not empty, with no slash first")
+        self.engine_routes[route] = callback
+
     def shutdown(self) -> None:
         """Begin the graceful stop and return at once. Idempotent."""
         self.lifecycle.request_stop("runtime.shutdown()")
 
     async def register(self, instance: Instance) -> None:
-        """Let others find this instance."""
-        await self.discovery.register(instance)
+        """Let others find this instance. A process that is stopping stays unfound."""
+        if self.lifecycle.stopping:
+            logger.info("%s is not registered: the process is stopping", instance.endpoint)
+            await trio.lowlevel.checkpoint()
+            return
         self._registered[instance.key] = instance
+        await self.discovery.register(instance)
+        logger.info("serving %s as instance %x", instance.endpoint, instance.instance_id)
+
+    def served(self, endpoint: EndpointId) -> Instance:
+        """The instance of an endpoint that is being served here.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        if endpoint not in self._served:
+            raise InvalidArgument(f"{endpoint} is not served by this process")
+        return self._served[endpoint]
+
+    @contextmanager
+    def serves(self, instance: Instance) -> Iterator[None]:
+        """Note that ``instance`` is served while the block runs."""
+        self._served[instance.endpoint] = instance
+        try:
+            yield
+        finally:
+            del self._served[instance.endpoint]
 
     async def unregister(self, instance: Instance) -> None:
         """Leave the routing pool; requests that are running, or still arrive, are served."""
@@ -97,6 +149,29 @@ class Endpoint:
 
     runtime: DistributedRuntime
     id: EndpointId
+
+    def connection_id(self) -> int:
+        """The instance id under which this process serves."""
+        return self.runtime.instance_id
+
+    async def register_endpoint_instance(self) -> None:
+        """Come back into the routing pool after :meth:`unregister_endpoint_instance`.
+
+        Takes some seconds where peers remember the removal for a while and would fail what
+        they sent here meanwhile.
+
+        Raises:
+            InvalidArgument: the endpoint is not served here.
+        """
+        await self.runtime.register(self.runtime.served(self.id))
+
+    async def unregister_endpoint_instance(self) -> None:
+        """Leave the routing pool; requests that are running, or still arrive, are served.
+
+        Raises:
+            InvalidArgument: the endpoint is not served here.
+        """
+        await self.runtime.unregister(self.runtime.served(self.id))
 
     def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of this endpoint, to be entered with ``async with``."""
@@ -144,36 +219,31 @@ class Endpoint:
         runtime = self.runtime
         path = f"{runtime.instance_id:x}/{self.id.name}"
         async with _serve_on_all(runtime.planes, path, service) as transports:
-            instance = Instance(self.id, runtime.instance_id, transports)
-            records: list[Record] = [instance] if card is None else [card, instance]
-            try:
-                for record in records:
-                    await _publish(runtime, record)
-                yield instance
-            finally:
-                with runtime.lifecycle.cleanup(2.0):
-                    await _withdraw(runtime, reversed(records))
+            instance = Instance(self.id, runtime.instance_id, transports, runtime.codec)
+            with runtime.serves(instance):
+                try:
+                    if card is not None:
+                        await runtime.discovery.register(card)
+                    await runtime.register(instance)
+                    yield instance
+                finally:
+                    with runtime.lifecycle.cleanup(2.0):
+                        await runtime.unregister(instance)
+                        if card is not None:
+                            await runtime.discovery.unregister(card)
 
-    async def serve_endpoint(self, handler: Handler, graceful_shutdown: bool = True) -> None:
+    async def serve_endpoint(
+        self,
+        handler: Handler,
+        graceful_shutdown: bool = True,
+        metrics_labels: Sequence[tuple[str, str]] | None = None,
+    ) -> None:
         """Serve until the process has stopped (``dynamo.runtime``'s form of :meth:`serving`)."""
-        async with self.serving(handler, graceful_shutdown=graceful_shutdown):
+        serving = self.serving(
+            handler, graceful_shutdown=graceful_shutdown, metrics_labels=metrics_labels
+        )
+        async with serving:
             await self.runtime.lifecycle.wait_stopped()
-
-
-async def _publish(runtime: DistributedRuntime, record: Record) -> None:
-    if isinstance(record, Instance):
-        await runtime.register(record)
-        logger.info("serving %s as instance %x", record.endpoint, record.instance_id)
-    else:
-        await runtime.discovery.register(record)
-
-
-async def _withdraw(runtime: DistributedRuntime, records: Iterable[Record]) -> None:
-    for record in records:
-        if isinstance(record, Instance):
-            await runtime.unregister(record)
-        else:
-            await runtime.discovery.unregister(record)
 
 
 @asynccontextmanager
@@ -194,6 +264,8 @@ async def open_runtime(
     *,
     discovery: Discovery | None = None,
     planes: Iterable[RequestPlane] = (),
+    codec: Codec = MSGPACK,
+    request_limit: float = math.inf,
 ) -> AsyncIterator[DistributedRuntime]:
     """The runtime of one process; by default everything in memory (``mem``).
 
@@ -207,7 +279,14 @@ async def open_runtime(
             nursery.start_soon(own.run)
         else:
             own = None
-        runtime = DistributedRuntime(lifecycle, discovery or MemoryDiscovery(), chosen, nursery)
+        runtime = DistributedRuntime(
+            lifecycle,
+            discovery or MemoryDiscovery(),
+            chosen,
+            nursery,
+            codec=codec,
+            request_limit=request_limit,
+        )
         lifecycle.on_unregister(runtime.unregister_all)
         yield runtime
         if own is not None:
