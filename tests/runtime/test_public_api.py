@@ -1,0 +1,350 @@
+"""The names that users of dynamo.runtime know: runtime, endpoint, client, context."""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from dynamo_trio import Context, open_runtime
+from dynamo_trio.discovery import Instance, MemoryDiscovery
+from dynamo_trio.endpoint import READ_INLINE_BYTES
+from dynamo_trio.errors import (
+    Cancelled,
+    Draining,
+    EngineShutdown,
+    InvalidArgument,
+    NoWorker,
+    Overloaded,
+    Unknown,
+)
+from dynamo_trio.plane import MemoryPlane
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from dynamo_trio.client import Client
+    from dynamo_trio.endpoint import Handler
+    from dynamo_trio.runtime import DistributedRuntime
+
+NAME = "test.backend.generate"
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+@asynccontextmanager
+async def served(
+    handler: Handler, *, codec: Codec = MSGPACK, limit: float = math.inf, **settings: Any
+) -> AsyncIterator[tuple[Client, DistributedRuntime]]:
+    async with open_runtime(codec=codec, request_limit=limit) as runtime:
+        endpoint = runtime.endpoint(NAME)
+        async with endpoint.serving(handler, **settings), endpoint.client() as client:
+            await client.wait_for_instances()
+            yield client, runtime
+
+
+async def echo(request: object) -> AsyncGenerator[object, None]:
+    yield request
+
+
+async def endless(_request: object, context: Context) -> AsyncGenerator[object, None]:
+    """Counts until it is asked to stop, and then says so."""
+    number = 0
+    while not context.is_stopped():
+        yield number
+        number += 1
+        await trio.sleep(1)
+    yield "stopped"
+
+
+# --- asking ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [MSGPACK, JSON], ids=lambda codec: codec.name)
+async def test_a_request_travels_in_the_codec_of_its_instance(codec: Codec) -> None:
+    request = {"text": "ü", "numbers": [1, 2.5, None, True]}
+    async with served(echo, codec=codec) as (client, _), client.generate(request) as stream:
+        assert client.instances()[0].codec is codec
+        assert [item async for item in stream] == [request]
+
+
+@pytest.mark.parametrize("way", ["generate", "round_robin", "random", "direct"])
+async def test_every_way_to_ask(way: str) -> None:
+    async with served(echo) as (client, runtime):
+        args = (7, runtime.instance_id) if way == "direct" else (7,)
+        async with getattr(client, way)(*args, item_type=int) as stream:
+            assert [item async for item in stream] == [7]
+
+
+@pytest.mark.parametrize("way", ["generate", "round_robin", "random", "direct"])
+async def test_no_way_to_ask_nobody(way: str) -> None:
+    async with open_runtime() as runtime, runtime.endpoint(NAME).client() as client:
+        args = (7, 1) if way == "direct" else (7,)
+        with pytest.raises(NoWorker):
+            async with getattr(client, way)(*args):
+                raise AssertionError("it must not open")
+
+
+async def test_random_reaches_every_instance() -> None:
+    plane, discovery = MemoryPlane(), MemoryDiscovery()
+
+    def named(name: str) -> Handler:
+        async def handler(_request: object) -> AsyncGenerator[str, None]:
+            yield name
+
+        return handler
+
+    async with (
+        open_runtime(planes=[plane], discovery=discovery) as one,
+        open_runtime(planes=[plane], discovery=discovery) as two,
+        one.endpoint(NAME).serving(named("one")),
+        two.endpoint(NAME).serving(named("two")),
+        one.endpoint(NAME).client() as client,
+    ):
+        seen = set()
+        for _ in range(64):
+            async with client.random(None) as stream:
+                seen |= {item async for item in stream}
+        assert seen == {"one", "two"}
+
+
+async def test_the_worker_sees_id_and_metadata() -> None:
+    async def tell(_request: object, context: Context) -> AsyncGenerator[object, None]:
+        yield [context.id(), dict(context.metadata)]
+
+    async with served(tell) as (client, _):
+        async with client.generate(None, Context("mine", {"who": "me"})) as stream:
+            assert [item async for item in stream] == [["mine", {"who": "me"}]]
+        async with client.generate(None) as stream:  # each request has an id of its own
+            assert len((await anext(stream))[0]) == 36
+
+
+async def test_an_item_that_cannot_be_spelled_is_the_handlers_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def bad(_request: object) -> AsyncGenerator[object, None]:
+        yield object()
+
+    async with served(bad) as (client, _), client.generate(None) as stream:
+        with pytest.raises(Unknown, match="failed to serve"):
+            await anext(stream)
+    assert "the handler failed" in caplog.text
+
+
+async def test_a_typed_exception_arrives_typed() -> None:
+    async def leave(_request: object) -> AsyncGenerator[object, None]:
+        yield 1
+        raise EngineShutdown("going away")
+
+    async with served(leave) as (client, _), client.generate(None) as stream:
+        assert await anext(stream) == 1
+        with pytest.raises(EngineShutdown, match="going away"):
+            await anext(stream)
+
+
+@attrs.frozen
+class Question:
+    number: int
+
+
+@pytest.mark.parametrize("filler", ["", "x" * READ_INLINE_BYTES])
+async def test_an_invalid_request_never_starts(filler: str) -> None:
+    started = []
+
+    async def handler(request: Question) -> AsyncGenerator[int, None]:
+        started.append(request)
+        yield request.number
+
+    async with served(handler, request_type=Question) as (client, _):
+        async with client.generate({"number": "no" + filler}) as stream:
+            with pytest.raises(InvalidArgument, match="generate expects"):
+                await anext(stream)
+        assert not started
+        async with client.generate({"number": 5, "more": filler}) as stream:
+            assert await anext(stream) == 5
+
+
+# --- limits ------------------------------------------------------------------------------
+
+
+async def test_a_full_endpoint_refuses_and_recovers() -> None:
+    async with served(endless, limit=1) as (client, _):
+        async with client.generate(None):
+            with pytest.raises(Overloaded, match="1 requests"):
+                async with client.generate(None):
+                    raise AssertionError("it must not open")
+        await trio.testing.wait_all_tasks_blocked()
+        async with client.generate(None) as stream:
+            assert await anext(stream) == 0
+
+
+# --- stopping ----------------------------------------------------------------------------
+
+
+async def test_stop_lets_the_worker_come_to_its_end() -> None:
+    context = Context()
+    async with served(endless) as (client, _), client.generate(None, context) as stream:
+        assert await anext(stream) == 0
+        context.stop_generating()
+        assert [item async for item in stream][-1] == "stopped"
+
+
+async def test_kill_ends_the_stream_for_its_reader_at_once() -> None:
+    context = Context()
+    async with served(endless) as (client, _), client.generate(None, context) as stream:
+        assert await anext(stream) == 0
+        context.kill()
+        with pytest.raises(Cancelled):
+            await anext(stream)
+
+
+async def test_a_context_that_was_stopped_before_stops_what_it_asks_for() -> None:
+    context = Context()
+    context.stop_generating()
+    async with served(endless) as (client, _), client.generate(None, context) as stream:
+        assert [item async for item in stream][-1] == "stopped"
+
+
+async def test_a_stream_that_is_left_no_longer_follows_the_context() -> None:
+    context = Context()
+    async with served(echo) as (client, _), client.generate(None, context):
+        pass
+    context.kill()
+    assert context.is_stopped()
+    assert context.is_killed()
+
+
+def test_children_stop_with_their_parent_and_not_the_other_way_round() -> None:
+    parent = Context("p", {"a": "b"})
+    first, second = parent.child(), parent.child("own")
+    assert (first.id(), second.id(), first.metadata) == ("p", "own", {"a": "b"})
+    second.stop_generating()
+    assert not parent.is_stopped()
+    assert not first.is_stopped()
+    parent.stop_generating()
+    assert first.is_stopped()
+    assert not first.is_killed()
+    parent.kill()
+    assert first.is_killed()
+    assert second.is_killed()
+    assert parent.child().is_killed()
+
+
+async def test_a_handler_passes_its_stop_on() -> None:
+    """Client -> middle -> endless: a stop at the front reaches the last worker."""
+    plane, discovery = MemoryPlane(), MemoryDiscovery()
+    async with (
+        open_runtime(planes=[plane], discovery=discovery) as back,
+        open_runtime(planes=[plane], discovery=discovery) as front,
+        back.endpoint("t.back.generate").serving(endless),
+        front.endpoint("t.back.generate").client() as inner,
+    ):
+
+        async def middle(request: object, context: Context) -> AsyncGenerator[object, None]:
+            async with inner.generate(request, context) as stream:
+                async for item in stream:
+                    yield item
+
+        context = Context()
+        async with (
+            front.endpoint("t.middle.generate").serving(middle),
+            front.endpoint("t.middle.generate").client() as client,
+            client.generate(None, context) as answer,
+        ):
+            assert await anext(answer) == 0
+            context.stop_generating()
+            assert [item async for item in answer][-1] == "stopped"
+
+
+# --- endpoints ---------------------------------------------------------------------------
+
+
+async def test_an_endpoint_leaves_the_pool_and_comes_back() -> None:
+    async with served(echo) as (client, runtime):
+        endpoint = runtime.endpoint(NAME)
+        assert endpoint.connection_id() == runtime.instance_id
+        await endpoint.unregister_endpoint_instance()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.instance_ids() == []
+        await endpoint.register_endpoint_instance()
+        assert await client.wait_for_instances() == [runtime.instance_id]
+
+
+async def test_only_what_is_served_can_leave_or_come_back() -> None:
+    async with open_runtime() as runtime:
+        with pytest.raises(InvalidArgument, match="not served"):
+            await runtime.endpoint(NAME).unregister_endpoint_instance()
+        with pytest.raises(InvalidArgument, match="not served"):
+            await runtime.endpoint(NAME).register_endpoint_instance()
+
+
+async def test_a_process_that_stops_registers_nothing_any_more() -> None:
+    async with open_runtime() as runtime:
+        runtime.shutdown()
+        async with (
+            runtime.endpoint(NAME).serving(echo),
+            runtime.discovery.watch(Instance) as watch,
+        ):
+            assert not watch.snapshot
+
+
+async def test_serve_endpoint_returns_when_the_process_has_stopped() -> None:
+    async with open_runtime() as runtime, trio.open_nursery() as nursery:
+        endpoint = runtime.endpoint(NAME)
+        nursery.start_soon(endpoint.serve_endpoint, echo)
+        async with endpoint.client() as client:
+            await client.wait_for_instances()
+            runtime.shutdown()
+            await runtime.lifecycle.wait_stopped()
+            with pytest.raises((NoWorker, Draining)):
+                async with client.generate(None):
+                    raise AssertionError("it must not open")
+
+
+def exposition(runtime: DistributedRuntime) -> list[str]:
+    return runtime.metrics.exposition().decode().splitlines()
+
+
+async def test_requests_are_counted_with_dynamos_labels() -> None:
+    async def half(_request: object) -> AsyncGenerator[int, None]:
+        yield 1
+        raise InvalidArgument("no")
+
+    async with served(half, metrics_labels=[("model", "m")]) as (client, runtime):
+        async with client.generate(None) as stream:
+            with pytest.raises(InvalidArgument):
+                [item async for item in stream]
+        labels = (
+            'dynamo_component="backend",dynamo_endpoint="generate",dynamo_namespace="test",'
+            '{error}model="m",worker_id="' + f"{runtime.instance_id:x}" + '"}}'
+        )
+        lines = exposition(runtime)
+        plain, failed = (
+            labels.format(error=""),
+            labels.format(error='error_type="invalid_message",'),
+        )
+        assert f"dynamo_component_requests_total{{{plain} 1.0" in lines
+        assert f"dynamo_component_errors_total{{{failed} 1.0" in lines
+        assert f"dynamo_component_inflight_requests{{{plain} 0.0" in lines
+        assert any(line.startswith("dynamo_component_uptime_seconds") for line in lines)
+
+
+def test_engine_routes_are_named_once() -> None:
+    async def main() -> None:
+        async with open_runtime() as runtime:
+
+            async def profile(body: dict[str, object]) -> object:
+                return body
+
+            runtime.register_engine_route("profile/start", profile)
+            for bad in ("profile/start", "", "/x"):
+                with pytest.raises(ValueError, match="engine route"):
+                    runtime.register_engine_route(bad, profile)
+
+    trio.run(main)
