@@ -290,3 +290,10 @@ class LoadError(StartupError):
 
 class FetchError(StartupError):
     """The default model could not be fetched or failed its checksum."""
+
+
+# --- what the process leans on is away for a while ---------------------------------
+
+
+class StoreUnavailable(Exception):
+    """The discovery store did not answer, or refused. It may work again at the next attempt."""
