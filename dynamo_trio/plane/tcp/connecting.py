@@ -1,0 +1,145 @@
+"""Getting connections, accepted or dialled; what both sides of the ``tcp`` plane share."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import trio
+
+from dynamo_trio.errors import ConfigError, PortInUse
+from dynamo_trio.plane.tcp.tls import greet
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+
+    from dynamo_trio.plane.tcp.settings import TcpSettings
+    from dynamo_trio.wire.dynamo.addresses import HostPort
+
+logger = logging.getLogger("dynamo_trio.plane.tcp")
+
+BACKLOG = 1024
+#: What accept(2) says when the machine or the process has no room for one more.
+NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+#: Seconds until accepting is tried again then, and between two log lines about it.
+RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
+#: Seconds without data until the kernel asks a peer whether it is still there, seconds between
+#: two questions, and unanswered questions until it is taken for dead.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+
+
+async def open_listener(host: str, port: int, setting: str) -> trio.SocketListener:
+    """Listen on one address; ``setting`` is the variable that named it, without HOST or PORT.
+
+    Raises:
+        PortInUse: another process has the port, or it may not be bound.
+        ConfigError: the host is unknown, or an address of another machine.
+    """
+    try:
+        first, *others = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except (OSError, UnicodeError) as exc:  # UnicodeError: no name could look like that
+        if isinstance(exc, OSError) and exc.errno in (errno.EADDRINUSE, errno.EACCES):
+            why = os.strerror(exc.errno)
+            raise PortInUse(f"cannot listen on {host}:{port} ({setting}PORT): {why}") from exc
+        raise ConfigError(
+            f"cannot listen on {host!r} ({setting}HOST): must be an address of this machine"
+        ) from exc
+    for other in others:
+        await other.aclose()
+    return first
+
+
+async def accept_connections(
+    listener: trio.SocketListener,
+    serve: Callable[[trio.SocketStream], Awaitable[None]],
+    nursery: trio.Nursery,
+) -> None:
+    """Accept until cancelled; each connection becomes a task in ``nursery``, and is closed there.
+
+    Having no room for one more is waited out. What ``serve`` raises ends its own connection,
+    and is logged: it is our mistake, since a peer's fault is no exception there.
+    """
+    complained_at = -math.inf
+    async with listener:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as exc:
+                if exc.errno not in NO_ROOM:
+                    raise
+                if trio.current_time() - complained_at >= COMPLAIN_EVERY:
+                    complained_at = trio.current_time()
+                    logger.error("cannot accept connections: %s", os.strerror(exc.errno or 0))
+                await trio.sleep(RETRY_ACCEPT)
+            else:
+                nursery.start_soon(_contain, stream, serve)
+
+
+async def _contain(
+    stream: trio.SocketStream, serve: Callable[[trio.SocketStream], Awaitable[None]]
+) -> None:
+    try:
+        keep_alive(stream)
+        await serve(stream)
+    except* Exception as group:
+        logger.error("a connection ended in a mistake of ours", exc_info=group)
+    finally:
+        stream.socket.close()
+
+
+async def dial(
+    address: HostPort, context: ssl.SSLContext | None, settings: TcpSettings
+) -> trio.abc.Stream:
+    """Connect, within ``connect_time``, and shake hands if there is a context.
+
+    Raises:
+        OSError: nobody there, not in time, or no handshake.
+    """
+    with trio.move_on_after(settings.connect_time) as scope:
+        stream = await _connect(address)
+    if scope.cancelled_caught:
+        raise ConnectionError(f"not connected within {settings.connect_time:g} s")
+    keep_alive(stream)
+    if context is None:
+        return stream
+    name = settings.tls.server_name or address.host
+    try:
+        return await greet(stream, context, name, settings.tls.handshake_time)
+    except BaseException:
+        stream.socket.close()
+        raise
+
+
+async def _connect(address: HostPort) -> trio.SocketStream:
+    family = _family(address.host)
+    if family is None:
+        return await trio.open_tcp_stream(address.host, address.port)
+    raw = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:  # nearly every address is a number: no look-up, no race of addresses
+        await raw.connect((address.host, address.port))
+    except BaseException:
+        raw.close()
+        raise
+    return trio.SocketStream(raw)
+
+
+def _family(host: str) -> socket.AddressFamily | None:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except (OSError, ValueError):
+            continue
+        return family
+    return None
+
+
+def keep_alive(stream: trio.SocketStream) -> None:
+    """Let the kernel notice a peer whose machine is gone, while nothing is said."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        stream.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,135 @@
+"""TLS for the ``tcp`` plane: the contexts, and the two ways of shaking hands.
+
+The wire inside is the same; nothing in a discovery record says that TLS is on, so both ends
+must be set up alike. Peers close without a ``close_notify``, so an end of the stream without
+one is an ordinary end here: every message has its length before it, and an answer says
+itself when it is whole.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dynamo_trio.errors import ConfigError, FileUnusable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_trio.plane.tcp.settings import TlsSettings
+
+_PREFIX: Final = "DYN_TCP_TLS_"
+
+
+def listener_context(tls: TlsSettings) -> ssl.SSLContext | None:
+    """What a listener needs; None: it speaks plainly.
+
+    Raises:
+        ConfigError: one of two that belong together is missing.
+        FileUnusable: a file cannot be read, or is not what it should be.
+    """
+    if not _pair(tls.cert, tls.key, ""):
+        if tls.client_ca is not None:
+            raise ConfigError(f"{_PREFIX}CLIENT_CA_CERT_PATH needs {_PREFIX}CERT_PATH as well")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_identity(context, tls.cert, tls.key, "")
+    if tls.client_ca is not None:
+        _load_authority(context, tls.client_ca, "CLIENT_CA_CERT_PATH")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def dialer_context(tls: TlsSettings) -> ssl.SSLContext | None:
+    """What a dialer needs; None: it speaks plainly.
+
+    Raises:
+        ConfigError: it has an identity, but cannot tell whom to trust.
+        FileUnusable: a file cannot be read, or is not what it should be.
+    """
+    has_identity = _pair(tls.client_cert, tls.client_key, "CLIENT_")
+    if tls.ca is None and not tls.insecure:
+        if has_identity:
+            raise ConfigError(f"{_PREFIX}CLIENT_CERT_PATH needs {_PREFIX}CA_CERT_PATH as well")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.ca is not None:
+        _load_authority(context, tls.ca, "CA_CERT_PATH")
+    if has_identity:
+        _load_identity(context, tls.client_cert, tls.client_key, "CLIENT_")
+    return context
+
+
+async def shake_hands(stream: trio.abc.Stream, context: ssl.SSLContext, limit: float) -> TlsStream:
+    """Be the listener on a connection that was accepted, for at most ``limit`` seconds.
+
+    The caller keeps ``stream`` and closes it if this fails.
+
+    Raises:
+        OSError: no handshake, or not in time.
+    """
+    tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+    return await _handshake(tls, limit)
+
+
+async def greet(
+    stream: trio.abc.Stream, context: ssl.SSLContext, name: str, limit: float
+) -> TlsStream:
+    """Be the dialer on a connection that stands; ``name`` is whom the certificate must name.
+
+    The caller keeps ``stream`` and closes it if this fails.
+
+    Raises:
+        OSError: no handshake, or not in time; the other end may be whoever it likes.
+    """
+    tls = trio.SSLStream(stream, context, server_hostname=name, https_compatible=True)
+    return await _handshake(tls, limit)
+
+
+TlsStream = trio.SSLStream[trio.abc.Stream]
+
+
+async def _handshake(tls: TlsStream, limit: float) -> TlsStream:
+    with trio.move_on_after(limit) as scope:
+        try:
+            await tls.do_handshake()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+            raise ConnectionError(f"no TLS handshake: {exc.__cause__ or exc}") from exc
+    if scope.cancelled_caught:
+        raise ConnectionError(f"no TLS handshake within {limit:g} s")
+    return tls
+
+
+def _pair(cert: Path | None, key: Path | None, whose: str) -> bool:
+    if (cert is None) != (key is None):
+        names = f"{_PREFIX}{whose}CERT_PATH", f"{_PREFIX}{whose}KEY_PATH"
+        raise ConfigError(f"{names[0]} and {names[1]} must be set together")
+    return cert is not None
+
+
+def _load_identity(
+    context: ssl.SSLContext, cert: Path | None, key: Path | None, whose: str
+) -> None:
+    assert cert is not None
+    try:
+        # A key that is locked would make OpenSSL ask on the terminal.
+        context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        names = f"{_PREFIX}{whose}CERT_PATH={cert}, {_PREFIX}{whose}KEY_PATH={key}"
+        raise FileUnusable(f"{names}: must be a PEM certificate and its key: {exc}") from exc
+
+
+def _no_password() -> str:
+    raise ValueError("the key is locked with a password")
+
+
+def _load_authority(context: ssl.SSLContext, path: Path, name: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as exc:
+        raise FileUnusable(f"{_PREFIX}{name}={path}: must be PEM certificates: {exc}") from exc
