@@ -27,7 +27,7 @@ LAYERS = (
     {"console", "context", "lifecycle", "tokenizers"},
     {"discovery", "engines", "http", "models", "plane", "process"},
     {"call", "client", "component_metrics", "endpoint", "response_stream", "runtime"},
-    {"frontend", "worker"},
+    {"decorators", "frontend", "worker"},
     {"standalone", "__main__"},
 )
 #: Imports within a layer; together they must not form a circle.
