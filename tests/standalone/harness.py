@@ -253,7 +253,10 @@ class Http1:
     def send(self, method: str, path: str, body: Json | None = None, **headers: str) -> None:
         """Send a whole request."""
         data = b"" if body is None else json.dumps(body).encode()
-        fields = {"host": "test", "content-length": str(len(data))} | headers
+        fields = {"host": "test", "content-length": str(len(data))}
+        if body is not None:
+            fields["content-type"] = "application/json"  # Dynamo's own frontend insists on it
+        fields |= headers
         head = h11.Request(method=method, target=path, headers=list(fields.items()))
         events = (head, h11.Data(data=data), h11.EndOfMessage())
         self.socket.sendall(b"".join(self._h11.send(event) or b"" for event in events))

@@ -1,0 +1,104 @@
+"""What a test plays in: the axes, the shared frontends, a model of its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from tests.interop.fleet import Fleet, Frontend, Model, Store, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.interop.processes import Process
+
+BACKENDS = ("file", "etcd")
+CODECS = ("msgpack", "json")
+#: Each pair of values of two axes is in one of these, and each in both halves.
+DIAGONALS = ((("file", "msgpack"), ("etcd", "json")), (("file", "json"), ("etcd", "msgpack")))
+
+Mark = pytest.MarkDecorator
+
+
+def axes(diagonal: int) -> Mark:
+    """Run the test on one diagonal of backend x codec; under ``-m soak`` on all four."""
+    some = [pytest.param(pair, id="-".join(pair)) for pair in DIAGONALS[diagonal]]
+    every = [
+        pytest.param(pair, id="-".join((*pair, "soak")), marks=pytest.mark.soak)
+        for pair in itertools.product(BACKENDS, CODECS)
+    ]
+    return pytest.mark.parametrize("scene", [*some, *every], indirect=True)
+
+
+@attrs.define(eq=False)
+class Stage:
+    """What lasts for the session: stores, frontends and model folders, made when first used."""
+
+    fleet: Fleet
+    _stores: dict[str, Store] = attrs.field(factory=dict)
+    _frontends: dict[tuple[str, int], Frontend] = attrs.field(factory=dict)
+    _folders: dict[int, Path] = attrs.field(factory=dict)
+    #: Processes that do not end with the test in which they were started.
+    lasting: list[Process] = attrs.field(factory=list)
+
+    def store(self, backend: str) -> Store:
+        if backend not in self._stores:
+            before = len(self.fleet.processes)
+            make = {"file": self.fleet.file_store, "etcd": self.fleet.etcd_store}
+            self._stores[backend] = make[backend]()
+            self.lasting += self.fleet.processes[before:]
+        return self._stores[backend]
+
+    def their_frontend(self, backend: str, migrations: int = 3) -> Frontend:
+        key = (backend, migrations)
+        if key not in self._frontends:
+            flags = ("--migration-limit", str(migrations))
+            frontend = self.fleet.their_frontend(self.store(backend), *flags)
+            self.lasting.append(frontend.process)
+            self._frontends[key] = frontend
+        return self._frontends[key]
+
+    def folder(self, context_length: int = 8192) -> Path:
+        if context_length not in self._folders:
+            path = self.fleet.folder / f"tiny-{context_length}"
+            self._folders[context_length] = tiny_model(path, context_length=context_length)
+        return self._folders[context_length]
+
+
+@attrs.define(eq=False)
+class Scene:
+    """One test's view of it. What is started through it ends with the test."""
+
+    stage: Stage
+    backend: str
+    codec: str
+
+    @property
+    def store(self) -> Store:
+        return self.stage.store(self.backend)
+
+    @property
+    def their_frontend(self) -> Frontend:
+        return self.stage.their_frontend(self.backend)
+
+    def model(self, *, context_length: int = 8192) -> Model:
+        return Model(self.stage.folder(context_length))
+
+    def their_mocker(self, model: Model, *flags: str, **environ: str) -> Process:
+        environ = {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
+        return self.stage.fleet.their_mocker(self.store, model, *flags, **environ)
+
+    def our_worker(self, model: Model, *flags: str, **environ: str) -> Process:
+        environ = {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
+        return self.stage.fleet.our_worker(self.store, model, *flags, **environ)
+
+    def our_frontend(self, *flags: str, **environ: str) -> Frontend:
+        return self.stage.fleet.our_frontend(self.store, *flags, **environ)
+
+    def close(self) -> list[str]:
+        """End what this test has started."""
+        fleet = self.stage.fleet
+        return fleet.close(*(p for p in fleet.processes if p not in self.stage.lasting))
