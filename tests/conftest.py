@@ -69,7 +69,7 @@ def model_path() -> Path:
     from dynamo_trio.config import Config, Group
     from dynamo_trio.models import cached_model
 
-    path = cached_model(Config.from_args_and_env([], groups=[Group.MODEL]).cache_dir)
+    path = cached_model(Config.from_args_and_env([], groups=[Group.PROGRAM]).cache_dir)
     if path is None:
         pytest.skip(f"the default model is not in the cache; {ENABLE}{FETCH}")
     return path

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from attrs import field, frozen
 
 from dynamo_trio import __version__
+from dynamo_trio.config.rules import Refused
 from dynamo_trio.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,8 +113,10 @@ def _read_one(
     try:
         reading.values[name] = option.read(text)
         reading.sources[name] = source
-    except ValueError:
-        reading.problems.append(f"{source}={_clip(text)!r}: must be {option.rule_text}")
+    except ValueError as exc:
+        given = source if option.is_secret else f"{source}={_clip(text)!r}"
+        why = str(exc) if isinstance(exc, Refused) else f"must be {option.rule_text}"
+        reading.problems.append(f"{given}: {why}")
 
 
 def _clip(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Values of two options that have a structure of their own."""
+"""Values of options that have a structure of their own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ LOG_LEVELS = {
 }
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_SERVER = re.compile(r"https?://[^\s/:?#@]+(:\d{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+_URL_PATH = re.compile(r"/[^\s?#]*")
 _LOGGER = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
 
@@ -69,6 +71,74 @@ class NamespaceRule:
 
     def check(self, value: str) -> None:
         if not _NAME.fullmatch(value):
+            raise ValueError(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@frozen
+class WordsRule:
+    """One or more of a few words, separated by commas. Their order and repetition say nothing."""
+
+    words: tuple[str, ...]
+    unit: str = ""
+    metavar: str = "WORD[,WORD...]"
+
+    @property
+    def text(self) -> str:
+        return f"one or more of {', '.join(self.words)}, separated by commas"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        given = {part.strip().lower() for part in text.split(",")}
+        if given - {*self.words}:
+            raise ValueError(text)
+        return tuple(word for word in self.words if word in given)
+
+    def check(self, value: tuple[str, ...]) -> None:
+        if not value or {*value} - {*self.words}:
+            raise ValueError(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+
+@frozen
+class UrlsRule:
+    """URLs of servers, separated by commas. Without a scheme it is http, as Dynamo has it."""
+
+    text: str = "one or more of http://HOST:PORT and https://HOST:PORT, separated by commas"
+    unit: str = ""
+    metavar: str = "URL[,URL...]"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        urls = [part.strip().rstrip("/") for part in text.split(",")]
+        value = tuple(url if "://" in url else f"http://{url}" for url in urls)
+        self.check(value)
+        return value
+
+    def check(self, value: tuple[str, ...]) -> None:
+        if not value or not all(_SERVER.fullmatch(url) for url in value):
+            raise ValueError(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+
+@frozen
+class UrlPathRule:
+    """The path of a URL."""
+
+    text: str = "a path that begins with '/'"
+    unit: str = ""
+    metavar: str = "PATH"
+
+    def parse(self, text: str) -> str:
+        self.check(text.strip())
+        return text.strip()
+
+    def check(self, value: str) -> None:
+        if not _URL_PATH.fullmatch(value):
             raise ValueError(value)
 
     def show(self, value: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import attrs
 
-from dynamo_trio.config.rules import FilePath, Rule, Text
+from dynamo_trio.config.rules import FilePath, Rule, Secret, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,11 +22,18 @@ class Group(enum.StrEnum):
     """Settings that go together. A program takes the groups that concern it."""
 
     PROGRAM = "Program"
+    ASK = "One question"
     HTTP = "HTTP front"
+    ROUTING = "Routing"
+    DISCOVERY = "Discovery"
+    REQUEST_PLANE = "Request plane"
+    TLS = "TLS on the request plane"
+    STATUS = "Status server of a worker"
     STOP = "Stopping: every process"
     STOP_FRONTEND = "Stopping: frontend"
     STOP_WORKER = "Stopping: worker"
     MODEL = "Model and endpoint"
+    SERVE = "What a worker offers"
     ENGINE = "Engine"
     SIM = "Simulated engine"
     LOG = "Logging"
@@ -57,6 +64,11 @@ class Option(Generic[T]):
         """
         is_text = isinstance(self.rule, Text | FilePath)
         return self.env is not None and self.default is None and is_text
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value stays out of every message."""
+        return isinstance(self.rule, Secret)
 
     @property
     def rule_text(self) -> str:
@@ -101,7 +113,8 @@ def _check(_instance: object, attribute: attrs.Attribute[T | None], value: T | N
         elif found.default is not None:
             raise ValueError(value)
     except (TypeError, ValueError):
-        message = f"{attribute.name}={value!r}: must be {found.rule_text}"
+        given = "" if found.is_secret else f"={value!r}"
+        message = f"{attribute.name}{given}: must be {found.rule_text}"
         raise ValueError(message) from None
 
 
@@ -141,13 +154,20 @@ def optional(
 
 
 def _field(default: T | None, about: Option[T]) -> object:
-    return attrs.field(default=default, metadata={METADATA_KEY: about}, validator=_check)
+    return attrs.field(
+        default=default,
+        metadata={METADATA_KEY: about},
+        validator=_check,
+        repr=not about.is_secret,
+    )
 
 
 def options_of(config_class: type[attrs.AttrsInstance]) -> dict[str, AnyOption]:
-    """Field name -> option, in the order of the class body."""
-    return {
+    """Field name -> option, group by group, each in the order of its table."""
+    options: dict[str, AnyOption] = {
         field.name: field.metadata[METADATA_KEY]
         for field in attrs.fields(config_class)
         if METADATA_KEY in field.metadata
     }
+    order = list(Group)
+    return dict(sorted(options.items(), key=lambda item: order.index(item[1].group)))

@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Ten years. A longer wait is a slip, and Trio's clock loses precision far beyond it.
 MAX_SECONDS = 315_360_000.0
@@ -120,11 +123,39 @@ class Integer:
 
 
 @frozen
+class PortOrOff:
+    """A port to listen on, 0 for any free one, -1 for none."""
+
+    text: str = "a port from 0 to 65535, or -1 for none"
+    unit: str = ""
+    metavar: str = "PORT"
+
+    def parse(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text.strip()):
+            raise ValueError(text)
+        self.check(int(text))
+        return int(text)
+
+    def check(self, value: int) -> None:
+        if not -1 <= value <= 65535:
+            raise ValueError(value)
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+
+class Refused(ValueError):
+    """A value that is known and not offered. The text says so, in place of the rule."""
+
+
+@frozen
 class Choice(Generic[W]):
     """One of a few words."""
 
     words: tuple[W, ...]
     unit: str = ""
+    #: Words of Dynamo that are not offered here, and what to say of them.
+    refused: Mapping[str, str] = field(factory=dict, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -138,6 +169,8 @@ class Choice(Generic[W]):
         for word in self.words:
             if word == text.strip().lower():
                 return word
+        if text.strip().lower() in self.refused:
+            raise Refused(self.refused[text.strip().lower()])
         raise ValueError(text)
 
     def check(self, value: W) -> None:
@@ -187,6 +220,17 @@ class Text:
 
     def show(self, value: str) -> str:
         return value
+
+
+@frozen
+class Secret(Text):
+    """Text that is never shown, in no message either."""
+
+    metavar: str = "SECRET"
+
+    def show(self, value: str) -> str:
+        del value
+        return "(not shown)"
 
 
 @frozen

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_trio.config.config import Config
 from dynamo_trio.config.option import AnyOption, Group, options_of
+from dynamo_trio.config.programs import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -50,19 +51,31 @@ def markdown() -> str:
     """The reference tables: one section a group."""
     parts = []
     for group, options in by_group():
-        rows = "".join(_row(option) for option in options.values())
+        rows = "".join(_row(name, option) for name, option in options.items())
+        takers = ", ".join(f"`{p.command}`" for p in PROGRAMS if group in p.groups)
         parts.append(
-            f"## {group}\n\n| variable | flag | default | must be | meaning |\n"
+            f"## {group}\n\nTaken by {takers}.\n\n"
+            "| variable | flag | default | must be | meaning |\n"
             f"|---|---|---|---|---|\n{rows}"
         )
     return "\n".join(parts)
 
 
-def _row(option: AnyOption) -> str:
+def _defaults(name: str, option: AnyOption) -> str:
+    """The default, and that of each program which has another."""
+    others = [
+        f"`{program.command}`: {option.show(program.defaults[name])}"
+        for program in PROGRAMS
+        if name in program.defaults
+    ]
+    return "; ".join([option.default_text, *others])
+
+
+def _row(name: str, option: AnyOption) -> str:
     cells = (
         f"`{option.env}`" if option.env else "",
         f"`{option.flag}`",
-        option.default_text,
+        _defaults(name, option),
         option.rule_text,
         option.help,
     )

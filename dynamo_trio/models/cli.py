@@ -131,7 +131,7 @@ def _cache_dir(flag: Path | None) -> Path:
         return flag
     from dynamo_trio.config import Config, Group
 
-    return Config.from_args_and_env([], groups=[Group.MODEL]).cache_dir
+    return Config.from_args_and_env([], groups=[Group.PROGRAM]).cache_dir
 
 
 def main(argv: Sequence[str] | None = None, *, cancel: Callable[[], bool] = lambda: False) -> int:

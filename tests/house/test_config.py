@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_trio.config import Config, Group, LogFilter, SimFault, effective
-from dynamo_trio.config.option import AnyOption, options_of
+from dynamo_trio.config.option import AnyOption, flag_of, options_of
+from dynamo_trio.config.programs import FRONTEND, PROGRAMS
 from dynamo_trio.config.rules import MAX_SECONDS, Boolean, Choice, Integer, Seconds
 from dynamo_trio.config.show import markdown
 from dynamo_trio.engines.faults import Fault
@@ -44,7 +45,8 @@ def test_every_variable_has_a_flag_of_the_same_meaning() -> None:
             assert option.flag == "--" + name.replace("_", "-")
             continue
         stem = option.flag.removeprefix("--").replace("-", "_").upper()
-        assert option.env in {f"DYN_{stem}", f"DYN_TRIO_{stem}"}
+        # Etcd's variables have no DYN_; Dynamo's flag for one time leaves out its unit.
+        assert option.env in {f"DYN_{stem}", f"DYN_TRIO_{stem}", stem, f"DYN_{stem}_SECS"}
 
 
 def test_names_are_unique() -> None:
@@ -295,6 +297,131 @@ def test_every_fault_of_the_simulated_core_can_be_asked_for() -> None:
     assert load().sim_fault is None
 
 
+# --- the network --------------------------------------------------------------------------------
+
+
+def test_dynamos_names_for_discovery_and_planes() -> None:
+    config = load()
+    assert config.discovery_backend == "etcd"
+    assert config.etcd_endpoints == ("http://localhost:2379",)
+    assert (config.request_plane, config.event_plane) == ("tcp", "zmq")
+    assert config.request_plane_codec == "msgpack"
+    assert load("--discovery-backend", "file").discovery_backend == "file"
+    assert load(DYN_FILE_KV="/x").file_kv == Path("/x")
+    assert load(TMPDIR="/t").file_kv == Path("/t/dynamo_store_kv")
+
+
+def test_etcd_has_several_endpoints() -> None:
+    config = load(ETCD_ENDPOINTS="http://a:2379, https://b,c:1/,[::1]:2379")
+    expected = ("http://a:2379", "https://b", "http://c:1", "http://[::1]:2379")
+    assert config.etcd_endpoints == expected
+    for bad in ("", "a,,b", "ftp://a", "http://a/path", "http://u:p@a", "a b"):
+        assert "one or more of http://HOST:PORT" in problem_of(ETCD_ENDPOINTS=bad)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("DYN_DISCOVERY_BACKEND", "kubernetes", "not there yet; etcd and file are"),
+        ("DYN_REQUEST_PLANE", "nats", "NATS is not offered; the request plane is tcp"),
+        ("DYN_REQUEST_PLANE", "http", "HTTP is not offered"),
+        ("DYN_EVENT_PLANE", "NATS", "NATS is not offered; the event plane is zmq"),
+        ("DYN_ROUTER_MODE", "kv", "KV routing is not there yet; round-robin and random are"),
+        ("DYN_ROUTER_MODE", "power-of-two", "is not there yet; round-robin and random are"),
+        ("DYN_ROUTER_MODE", "direct", "is not there yet"),
+        ("DYN_ROUTER_MODE", "least-loaded", "is not there yet"),
+        ("DYN_ROUTER_MODE", "device-aware-weighted", "is not there yet"),
+    ],
+)
+def test_what_dynamo_has_and_is_not_here_is_said_so(variable: str, value: str, words: str) -> None:
+    message = problem_of(**{variable: value})
+    assert message.startswith(f"{variable}={value!r}: ")
+    assert words in message
+    assert "must be" not in message
+
+
+def test_the_words_of_endpoint_types() -> None:
+    assert load().endpoint_types == ("chat", "completions")
+    assert load("--endpoint-types", "completions, Chat").endpoint_types == ("chat", "completions")
+    assert load("--endpoint-types", "completions").endpoint_types == ("completions",)
+    for bad in ("", ",", "chat,", "embeddings"):
+        assert "one or more of chat, completions" in problem_of(DYN_ENDPOINT_TYPES=bad)
+
+
+def test_the_status_port_may_be_off_or_any() -> None:
+    assert load().system_port == -1
+    assert load(DYN_SYSTEM_PORT="0").system_port == 0
+    for bad in ("", "-2", "65536", "8.0", "off"):
+        assert "a port from 0 to 65535, or -1 for none" in problem_of(DYN_SYSTEM_PORT=bad)
+
+
+def test_a_path_of_the_status_server_is_one() -> None:
+    assert load(DYN_SYSTEM_LIVE_PATH="/a/b").system_live_path == "/a/b"
+    for bad in ("", "live", "/a b", "/a?b"):
+        assert "a path that begins with '/'" in problem_of(DYN_SYSTEM_HEALTH_PATH=bad)
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    config = load(ETCD_AUTH_USERNAME="root", ETCD_AUTH_PASSWORD="s3cret")
+    assert config.etcd_password == "s3cret"
+    assert "s3cret" not in effective(config) + repr(config)
+    assert "(not shown)" in effective(config)
+    assert problem_of(ETCD_AUTH_USERNAME="root", ETCD_AUTH_PASSWORD="s3cret\n\0") == (
+        "ETCD_AUTH_PASSWORD: must be text that is not empty, or empty for none"
+    )
+    with pytest.raises(ValueError, match=r"^etcd_password: must be"):
+        Config(etcd_password="s3cret\0")
+
+
+@pytest.mark.parametrize(
+    ("present", "needed"),
+    [
+        ("ETCD_AUTH_USERNAME", "ETCD_AUTH_PASSWORD"),
+        ("ETCD_AUTH_PASSWORD", "ETCD_AUTH_USERNAME"),
+        ("ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY"),
+        ("DYN_TCP_TLS_CERT_PATH", "DYN_TCP_TLS_KEY_PATH"),
+        ("DYN_TCP_TLS_KEY_PATH", "DYN_TCP_TLS_CERT_PATH"),
+        ("DYN_TCP_TLS_CLIENT_CA_CERT_PATH", "DYN_TCP_TLS_CERT_PATH"),
+        ("DYN_TCP_TLS_CLIENT_CERT_PATH", "DYN_TCP_TLS_CLIENT_KEY_PATH"),
+    ],
+)
+def test_one_setting_needs_another(present: str, needed: str) -> None:
+    assert problem_of(**{present: "x"}) == f"{present}: needs {needed} ({flag_of(needed)}) too"
+
+
+def test_a_migration_limit_has_no_effect_yet_and_says_so() -> None:
+    assert load("--migration-limit", "0").warnings == ()
+    (warning,) = load("--migration-limit", "3").warnings
+    assert warning.startswith("--migration-limit=3: migration is not there yet")
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+def test_a_program_takes_the_groups_that_concern_it() -> None:
+    taken = {program.module: program.groups for program in PROGRAMS}
+    network = {Group.DISCOVERY, Group.REQUEST_PLANE, Group.TLS}
+    assert taken["dynamo_trio"].isdisjoint({*network, Group.STATUS, Group.SERVE, Group.ROUTING})
+    assert taken["dynamo_trio.worker"] >= {*network, Group.STATUS, Group.SERVE, Group.SIM}
+    assert taken["dynamo_trio.worker"].isdisjoint({Group.HTTP, Group.ASK, Group.ROUTING})
+    assert taken["dynamo_trio.frontend"] >= {*network, Group.HTTP, Group.ROUTING}
+    assert taken["dynamo_trio.frontend"].isdisjoint({Group.ENGINE, Group.STATUS, Group.ASK})
+    assert set().union(*taken.values()) == set(Group)
+
+
+def test_a_frontend_listens_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def read(*argv: str, **environ: str) -> Config:
+        groups, defaults = FRONTEND.groups, FRONTEND.defaults
+        return Config.from_args_and_env(argv, environ, groups=groups, defaults=defaults)
+
+    assert load().http_host == "127.0.0.1"
+    assert read().http_host == "0.0.0.0"
+    assert read(DYN_HTTP_HOST="::1").http_host == "::1"
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "default: 0.0.0.0; variable: DYN_HTTP_HOST" in " ".join(capsys.readouterr().out.split())
+
+
 # --- budgets ---------------------------------------------------------------------------------
 
 
@@ -389,4 +516,6 @@ def test_the_reference_tables_hold_every_setting() -> None:
     text = markdown()
     for option in OPTIONS.values():
         assert f"`{option.flag}`" in text
+    assert "127.0.0.1; `python -m dynamo_trio.frontend`: 0.0.0.0" in text
+    assert "Taken by `python -m dynamo_trio`, `python -m dynamo_trio.worker`." in text
     assert all(line.count(" | ") == 4 for line in text.splitlines() if line.startswith("| `"))

@@ -1,0 +1,161 @@
+"""Settings of a worker's model and of the engine that runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import attrs
+
+from dynamo_trio.config.names import EndpointRule, WordsRule
+from dynamo_trio.config.option import Group, option, optional
+from dynamo_trio.config.rules import Choice, FilePath, Integer, Seconds, Text, milliseconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_trio.wire.names import EndpointId
+
+#: Dynamo's words for what a model can be asked for, as far as it is served here.
+ENDPOINT_TYPES = ("chat", "completions")
+
+EngineKind = Literal["llama", "sim"]
+SimFault = Literal[
+    "die",
+    "raise",
+    "hang",
+    "stall",
+    "leak-child",
+    "load-fail",
+    "load-hang",
+    "load-stall",
+    "hang-close",
+]
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ModelTable:
+    """The model, its endpoint and its engine."""
+
+    endpoint: EndpointId | None = optional(
+        EndpointRule(),
+        group=Group.MODEL,
+        env="DYN_ENDPOINT",
+        help="Full name of the worker's endpoint; without it, dyn://NAMESPACE.backend.generate.",
+    )
+    model_name: str | None = optional(
+        Text(metavar="NAME"),
+        group=Group.MODEL,
+        env="DYN_MODEL_NAME",
+        help="Name that clients use for the model; without it, the model's own name.",
+    )
+    model_path: Path | None = optional(
+        FilePath(),
+        group=Group.MODEL,
+        env="DYN_MODEL_PATH",
+        help="The model: a GGUF file for llama, a Hugging Face folder for the simulated engine."
+        " Without it, llama takes the default model, fetched on first use.",
+    )
+    endpoint_types: tuple[str, ...] = option(
+        ENDPOINT_TYPES,
+        WordsRule(ENDPOINT_TYPES),
+        group=Group.SERVE,
+        env="DYN_ENDPOINT_TYPES",
+        help="What the model is offered for by frontends, separated by commas.",
+    )
+    engine_request_limit: int | None = optional(
+        Integer(1, 1_000_000),
+        group=Group.SERVE,
+        env="DYN_ENGINE_REQUEST_LIMIT",
+        help="Requests that an endpoint takes on at once, queued ones included; a further one is"
+        " refused as overloaded, which lets its frontend try another worker.",
+    )
+
+    # --- engine --------------------------------------------------------------
+
+    engine: EngineKind = option(
+        "llama",
+        Choice[EngineKind](("llama", "sim")),
+        group=Group.ENGINE,
+        env="DYN_TRIO_ENGINE",
+        help="What generates: llama.cpp on a real model, or a simulation that needs none.",
+    )
+    max_running: int = option(
+        8,
+        Integer(1, 4096),
+        group=Group.ENGINE,
+        env="DYN_TRIO_MAX_RUNNING",
+        help="Requests that the engine runs at once; further ones queue.",
+    )
+    context_tokens: int = option(
+        2048,
+        Integer(16, 10_000_000, unit="tokens"),
+        group=Group.ENGINE,
+        env="DYN_TRIO_CONTEXT_TOKENS",
+        help="Room of one request, prompt and answer together.",
+    )
+    engine_threads: int = option(
+        1,
+        Integer(1, 1024),
+        group=Group.ENGINE,
+        env="DYN_TRIO_ENGINE_THREADS",
+        help="CPU threads of the llama engine.",
+    )
+    load_limit: float = option(
+        600.0,
+        Seconds(),
+        group=Group.ENGINE,
+        env="DYN_TRIO_ENGINE_LOAD_TIMEOUT_SECS",
+        help="Limit of loading the model.",
+    )
+    step_limit: float = option(
+        30.0,
+        Seconds(),
+        group=Group.ENGINE,
+        env="DYN_TRIO_ENGINE_STEP_TIMEOUT_SECS",
+        help="Limit of one engine step; an engine that exceeds it is hung, and the process ends."
+        " 0: no limit.",
+    )
+
+    # --- the simulated engine ------------------------------------------------
+
+    itl_ms: float = option(
+        10.0,
+        milliseconds(),
+        group=Group.SIM,
+        env="DYN_TRIO_ITL_MS",
+        help="Time between two tokens of a request.",
+    )
+    prefill_ms: float = option(
+        0.0,
+        milliseconds(),
+        group=Group.SIM,
+        env="DYN_TRIO_PREFILL_MS",
+        help="Time that a prompt takes before the first token.",
+    )
+    kv_blocks: int = option(
+        4096,
+        Integer(1, 100_000_000, unit="blocks"),
+        group=Group.SIM,
+        env="DYN_TRIO_KV_BLOCKS",
+        help="Size of the simulated KV cache, in blocks of 16 tokens.",
+    )
+    load_ms: float = option(
+        0.0,
+        milliseconds(),
+        group=Group.SIM,
+        env="DYN_TRIO_LOAD_MS",
+        help="Time that loading the simulated model takes.",
+    )
+    sim_fault: SimFault | None = optional(
+        Choice[SimFault](get_args(SimFault)),
+        group=Group.SIM,
+        env="DYN_TRIO_SIM_FAULT",
+        help="A fault that the simulated engine commits, once.",
+    )
+    sim_fault_after: int = option(
+        0,
+        Integer(0, 1_000_000_000, unit="calls"),
+        group=Group.SIM,
+        env="DYN_TRIO_SIM_FAULT_AFTER",
+        help="Calls (steps, for most faults) that go well before the fault strikes.",
+    )
