@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynamo_trio.wire.dynamo.card import CardJson
     from dynamo_trio.wire.names import EndpointId
 
-_NOT_SLUG = re.compile(r"[^a-z0-9_-]+")
+_NOT_SLUG = re.compile(r"[^a-z0-9_-]")
 
 
 def random_instance_id() -> int:
@@ -68,8 +68,8 @@ class ModelCard:
 
     @property
     def slug(self) -> str:
-        """The name with only ``a-z 0-9 - _``, as Dynamo demands of a card."""
-        return _NOT_SLUG.sub("-", self.name.lower()).strip("-")
+        """The name with only ``a-z 0-9 - _``, as Dynamo makes it; empty if that leaves nothing."""
+        return _NOT_SLUG.sub("_", self.name.lower()).lstrip("_")
 
 
 Record = Instance | ModelCard

@@ -40,6 +40,9 @@ class StoreKey:
     bucket: str
     key: str
 
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
 
 @attrs.frozen
 class StorePut:

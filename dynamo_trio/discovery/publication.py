@@ -1,0 +1,125 @@
+"""One key of this process in a store: what shall stand there, and the task that sees to it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from dynamo_trio.discovery.backoff import Backoff
+from dynamo_trio.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from dynamo_trio.discovery.store import Store, StoreKey
+
+logger = logging.getLogger("dynamo_trio.discovery")
+
+
+@attrs.define(eq=False)
+class Publication:
+    """Says what is wanted (plain calls), and makes it so (:meth:`run`, one task for each)."""
+
+    store: Store
+    at: StoreKey
+    #: Not put back sooner after it went, in seconds.
+    quiet: float
+    wanted: bytes | None = None
+    #: Invariant: true only while the store holds exactly what is wanted, as far as is known.
+    settled: bool = True
+    #: Failed attempts at what is wanted now.
+    failures: int = 0
+    #: On the Trio clock.
+    not_before: float = -math.inf
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _backoff: Backoff = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._backoff = Backoff(f"the discovery store does not take {self.at}")
+
+    # --- what is wanted -------------------------------------------------------------------
+
+    def want(self, value: bytes | None) -> None:
+        """Let this stand there; None: nothing."""
+        if value != self.wanted:
+            self.wanted, self.settled, self.failures = value, False, 0
+            self._changed.unpark_all()
+
+    def lost(self) -> None:
+        """It is gone, and nobody here wanted that."""
+        self.settled = self.wanted is None
+        self._gone()
+        if not self.settled:
+            logger.warning("%s was lost; it is put back in %.0f s", self.at, self.quiet)
+        self._changed.unpark_all()
+
+    async def publish(self, value: bytes) -> None:
+        """Let ``value`` stand there, and wait until it does or something else is wanted.
+
+        Cancelled, it leaves wanted what was wanted before.
+        """
+        before = self.wanted
+        self.want(value)
+        try:
+            await trio.lowlevel.checkpoint()
+            while self.wanted == value and not self.settled:
+                await self._changed.park()
+        except BaseException:
+            if self.wanted == value:
+                self.want(before)
+            raise
+
+    async def withdraw(self) -> None:
+        """Let nothing stand there, and wait until that was tried once; it is tried on."""
+        self.want(None)
+        await trio.lowlevel.checkpoint()
+        while self.wanted is None and not self.settled and not self.failures:
+            await self._changed.park()
+
+    # --- how it comes about ---------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Make it so, for ever."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            if self.settled:
+                await self._changed.park()
+            elif self.wanted is not None and trio.current_time() < self.not_before:
+                await self._pause(self.not_before)
+            else:
+                await self._attempt(self.wanted)
+
+    async def _pause(self, until: float) -> None:
+        """Wait until then, or until something else is wanted."""
+        with trio.move_on_at(until):
+            await self._changed.park()
+
+    async def _attempt(self, value: bytes | None) -> None:
+        try:
+            await self._bring_about(value)
+        except StoreUnavailable as exc:
+            delay = self._backoff.failed(exc)
+            if value != self.wanted:
+                return
+            self.failures += 1
+            self._changed.unpark_all()
+            await self._pause(trio.current_time() + delay)
+            return
+        self._backoff.worked()
+        # Something else may be wanted by now.
+        self.settled = value == self.wanted
+        self._changed.unpark_all()
+
+    async def _bring_about(self, value: bytes | None) -> None:
+        if value is not None:
+            await self.store.put(self.at, value)
+            return
+        try:
+            await self.store.delete(self.at)
+        finally:  # it may have been deleted even if the store did not say so
+            self._gone()
+
+    def _gone(self) -> None:
+        self.not_before = trio.current_time() + self.quiet
