@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -140,6 +141,7 @@ def _family(host: str) -> socket.AddressFamily | None:
 
 def keep_alive(stream: trio.SocketStream) -> None:
     """Let the kernel notice a peer whose machine is gone, while nothing is said."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
-        stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    with suppress(OSError):  # the peer has left already, as whoever uses the stream will see
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            stream.setsockopt(socket.IPPROTO_TCP, option, value)

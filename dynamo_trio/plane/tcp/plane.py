@@ -12,6 +12,7 @@ from dynamo_trio.plane.abc import Acceptor, ClientStream, ItemSink, RequestHead,
 from dynamo_trio.plane.tcp.client_side import TcpClientSide
 from dynamo_trio.plane.tcp.server_side import TcpServerSide
 from dynamo_trio.plane.tcp.settings import TcpSettings
+from dynamo_trio.plane.tcp.tls import dialer_context, listener_context
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,6 +66,7 @@ async def open_tcp_plane(settings: TcpSettings | None = None) -> AsyncIterator[T
         ConfigError, FileUnusable: the TLS settings cannot be used.
     """
     settings = settings or TcpSettings()
+    listener_context(settings.tls), dialer_context(settings.tls)  # raise here, not in a group
     async with trio.open_nursery() as nursery:
         server = TcpServerSide(settings, nursery)
         yield TcpPlane(server, TcpClientSide(settings, nursery))

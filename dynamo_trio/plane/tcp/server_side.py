@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
+
+from dynamo_trio.errors import DynamoException, RemoteProtocolError, Unknown
+from dynamo_trio.plane.abc import Acceptor, RequestHead
+from dynamo_trio.plane.tcp.call_home import CallHome
+from dynamo_trio.plane.tcp.connecting import accept_connections, dial, open_listener
+from dynamo_trio.plane.tcp.hosts import listening_host
+from dynamo_trio.plane.tcp.request_connection import RequestConnection
+from dynamo_trio.plane.tcp.tls import dialer_context, listener_context, shake_hands
+from dynamo_trio.wire.dynamo.ack import ACCEPTED, Ack, refusal, unknown_endpoint, unreadable
+from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
+from dynamo_trio.wire.dynamo.codec import JSON
+from dynamo_trio.wire.dynamo.control import decode_payload
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
-    import trio
-
-    from dynamo_trio.plane.abc import Acceptor
     from dynamo_trio.plane.tcp.settings import TcpSettings
+    from dynamo_trio.wire.dynamo.codec import Codec
+    from dynamo_trio.wire.dynamo.control import ControlMessage, ReplyTo
+    from dynamo_trio.wire.dynamo.request_frame import RequestFrame
+
+logger = logging.getLogger("dynamo_trio.plane.tcp")
+
+_SETTING = "DYN_TCP_RPC_"
 
 
 @attrs.define(eq=False)
@@ -22,14 +41,138 @@ class TcpServerSide:
 
     settings: TcpSettings
     nursery: trio.Nursery
+    #: A client has sent a request; no client here can say that it saw an instance leave.
     has_silent_peers: bool = False
+    _acceptors: dict[str, Acceptor] = attrs.field(factory=dict)
+    #: Where it can be reached, once it listens.
+    _address: HostPort | None = None
+    _binding: trio.Lock = attrs.field(factory=trio.Lock)
+    _answers: set[CallHome] = attrs.field(factory=set)
+    _unsettled: set[CallHome] = attrs.field(factory=set)
+    #: Where one waits for answers to begin, or to end.
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _listener_tls: ssl.SSLContext | None = attrs.field(init=False)
+    _dialer_tls: ssl.SSLContext | None = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._listener_tls = listener_context(self.settings.tls)
+        self._dialer_tls = dialer_context(self.settings.tls)
+
+    # --- what the plane offers ----------------------------------------------------------------
 
     @asynccontextmanager
     async def serve(self, path: str, acceptor: Acceptor) -> AsyncIterator[str]:
-        yield f"{path}, not served yet"
+        """As :meth:`~dynamo_trio.plane.abc.RequestPlane.serve`."""
+        if path in self._acceptors:
+            raise ValueError(f"the path {path!r} is already served on this plane")
+        self._acceptors[path] = acceptor
+        try:
+            yield str(TcpTarget(await self._listen(), path))
+        finally:
+            del self._acceptors[path]
 
     async def settle(self) -> None:
-        raise NotImplementedError
+        """Wait until the answers to all that was accepted so far have begun, or ended."""
+        await trio.lowlevel.checkpoint()
+        waiting = set(self._unsettled)
+        while waiting & self._unsettled:
+            await self._changed.park()
 
     async def say_farewell(self) -> None:
-        """Give what is finished a moment to leave."""
+        """Give answers that are finished a moment to leave."""
+        with trio.move_on_after(self.settings.farewell_time):
+            while any(answer.finished for answer in self._answers):
+                await self._changed.park()
+
+    # --- connections --------------------------------------------------------------------------
+
+    async def _listen(self) -> HostPort:
+        async with self._binding:
+            if self._address is None:
+                bind, tell = listening_host(self.settings.rpc_host, f"{_SETTING}HOST")
+                listener = await open_listener(bind, self.settings.rpc_port, _SETTING)
+                self._address = HostPort(tell, listener.socket.getsockname()[1])
+                logger.info("requests are taken at %s", self._address)
+                self.nursery.start_soon(
+                    accept_connections, listener, self._serve_connection, self.nursery
+                )
+            return self._address
+
+    async def _serve_connection(self, plain: trio.SocketStream) -> None:
+        stream: trio.abc.Stream = plain
+        if self._listener_tls is not None:
+            try:
+                limit = self.settings.tls.handshake_time
+                stream = await shake_hands(plain, self._listener_tls, limit)
+            except OSError as exc:
+                logger.warning("a request connection is closed: %s", exc)
+                return
+        await RequestConnection(stream, self.answer, self.settings).run()
+
+    async def _dial(self, address: HostPort) -> trio.abc.Stream:
+        return await dial(address, self._dialer_tls, self.settings)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def answer(self, frame: RequestFrame) -> Ack:
+        """Accept a request, or say why not. Never raises; the body is not looked at."""
+        self.has_silent_peers = True
+        acceptor = self._acceptors.get(frame.path)
+        if acceptor is None:
+            logger.info("refused a request for %r, which is not served here", frame.path)
+            return unknown_endpoint(frame.path)
+        try:
+            control, body = decode_payload(frame.payload)
+            reply_to = control.reply_to()
+        except RemoteProtocolError as exc:
+            logger.warning("refused a request that says not where to answer: %s", exc)
+            return unreadable(exc)
+        return self._accept(acceptor, control, reply_to, body)
+
+    def _accept(
+        self, acceptor: Acceptor, control: ControlMessage, reply_to: ReplyTo, body: bytes
+    ) -> Ack:
+        try:
+            codec = control.body_codec()
+        except RemoteProtocolError as exc:
+            logger.warning("request %s cannot be served: %s", control.id, exc)
+            answer = self._call_home(reply_to, JSON)
+            answer.finish(exc)
+        else:
+            answer = self._call_home(reply_to, codec)
+            head = RequestHead(control.id, control.metadata or {}, codec)
+            try:
+                answer.call = acceptor.accept(head, body, answer)
+            except Exception as exc:
+                return _refusal(exc)
+        self._start(answer)
+        return ACCEPTED
+
+    def _call_home(self, reply_to: ReplyTo, codec: Codec) -> CallHome:
+        return CallHome(reply_to, codec, self._dial, self.settings, self._settled)
+
+    def _start(self, answer: CallHome) -> None:
+        self._answers.add(answer)
+        if not answer.settled:
+            self._unsettled.add(answer)
+        self.nursery.start_soon(self._run, answer)
+
+    async def _run(self, answer: CallHome) -> None:
+        try:
+            await answer.run()
+        except* Exception as group:
+            logger.error("an answer ended in a mistake of ours", exc_info=group)
+        finally:
+            self._answers.discard(answer)
+            self._settled(answer)
+
+    def _settled(self, answer: CallHome) -> None:
+        self._unsettled.discard(answer)
+        self._changed.unpark_all()
+
+
+def _refusal(error: Exception) -> Ack:
+    if isinstance(error, DynamoException):
+        return refusal(error)
+    logger.error("a request could not be taken on", exc_info=error)
+    return refusal(Unknown("the worker failed to take the request on"))

@@ -13,7 +13,7 @@ is about and how it is spelled are two things here:
 * :func:`refusal` spells everything as ``Server overloaded: ...``, which lets that frontend
   try another worker at once. (``Server unavailable: ...`` would fail the request.) Only a
   message that is too large is told as the real worker tells it, since trying elsewhere
-  would not help.
+  would not help; nor would it for one that cannot be read (:func:`unreadable`).
 * :func:`classify` reads what workers of either kind write. Any text is a refusal here.
 """
 
@@ -66,6 +66,7 @@ class Verdict(enum.Enum):
 
 _OVERLOADED = "Server overloaded: "
 _DRAINING = "draining"
+_UNAVAILABLE = "Server unavailable:"
 _UNKNOWN_ENDPOINT = "Unknown endpoint: "
 _READ_ERROR = "Read error: "
 
@@ -74,7 +75,7 @@ _VERDICTS = (
     (_OVERLOADED + _DRAINING, Verdict.DRAINING),
     (_OVERLOADED + _UNKNOWN_ENDPOINT, Verdict.UNKNOWN_ENDPOINT),
     (_OVERLOADED.rstrip(), Verdict.OVERLOADED),
-    ("Server unavailable:", Verdict.UNAVAILABLE),
+    (_UNAVAILABLE, Verdict.UNAVAILABLE),
     (_UNKNOWN_ENDPOINT.rstrip(), Verdict.UNKNOWN_ENDPOINT),
     (_READ_ERROR + "message too large", Verdict.TOO_LARGE),
 )
@@ -116,6 +117,14 @@ def refusal(error: DynamoException) -> Ack:
 def unknown_endpoint(path: str) -> Ack:
     """The refusal of a request for an endpoint that is not served here."""
     return Ack(f"{_OVERLOADED}{_UNKNOWN_ENDPOINT}{path}")
+
+
+def unreadable(error: RemoteProtocolError) -> Ack:
+    """The refusal of a request that does not even say where to answer.
+
+    The one case for ``Server unavailable``: no other worker could read it either.
+    """
+    return Ack(f"{_UNAVAILABLE} {error.message}")
 
 
 def encode_ack(ack: Ack) -> bytes:

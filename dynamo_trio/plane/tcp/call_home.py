@@ -1,0 +1,289 @@
+"""The way back of one request: the worker calls the client and streams its items.
+
+Theory of operation
+-------------------
+A :class:`CallHome` is made when its request arrives and is the outbox of the call. It is one
+task: it dials, then reads what the client wants (stop, kill, or its leaving) until the
+connection ends. Everything that is said before the connection stands waits in ``_unsent``,
+the handshake in front.
+
+An item costs its sender one non-blocking write, made in the handler's own task, as long as
+the socket takes everything. What it does not take waits in ``_unsent``, and a second task,
+started then, sends it. Invariant: while something is unsent, or the stream is not a plain
+socket, nobody but that task writes. Above the high-water mark the call has no credit.
+
+An ending is one of these, and the first wins:
+
+* the call finishes: its last words are sent, and the client is expected to close;
+* the client asked to stop: the call is asked to end, and when it does the connection is
+  closed without last words;
+* the client is gone (kill, end of stream, reset, or it could not be dialled): the call is
+  cancelled, and nothing is sent any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import trio
+
+from dynamo_trio.errors import RemoteProtocolError
+from dynamo_trio.plane.abc import AcceptedCall, Outbox
+from dynamo_trio.wire.dynamo.addresses import HostPort
+from dynamo_trio.wire.dynamo.annotated import annotate, annotate_error
+from dynamo_trio.wire.dynamo.call_home import WorkerEnd
+from dynamo_trio.wire.dynamo.call_home_states import (
+    Accepted,
+    CompleteFinal,
+    Handshake,
+    Item,
+    Phase,
+    Refused,
+    Sentinel,
+    Stop,
+    UpEvent,
+    Wish,
+)
+
+if TYPE_CHECKING:
+    from dynamo_trio.errors import DynamoException
+    from dynamo_trio.plane.tcp.settings import TcpSettings
+    from dynamo_trio.wire.dynamo.codec import Codec
+    from dynamo_trio.wire.dynamo.control import ReplyTo
+
+logger = logging.getLogger("dynamo_trio.plane.tcp")
+
+Dial = Callable[[HostPort], Awaitable[trio.abc.Stream]]
+
+#: Bytes that are read, and sent, at once. A client is judged slow by each piece it takes.
+PIECE: Final = 16 * 1024
+#: All that a stream can raise means the same: the client is gone.
+GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+_UNBEGUN = (Phase.CONNECTED, Phase.GREETED)
+
+
+class _Nobody(AcceptedCall):
+    """The call behind an answer that is only a refusal."""
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@attrs.define(eq=False)
+class CallHome(Outbox):
+    """The outbox of one call, and its connection to the client."""
+
+    _reply_to: ReplyTo
+    _codec: Codec
+    _dial: Dial
+    _settings: TcpSettings
+    #: Told when the answer is seen to have begun, or has ended.
+    _on_settled: Callable[[CallHome], object] = lambda _: None
+    call: AcceptedCall = attrs.field(factory=_Nobody)
+    #: The last words were said, or nobody wants them.
+    finished: bool = False
+    #: Its peer knows whether it began, as far as that can be known here.
+    settled: bool = False
+    #: Invariant: once set, nothing is sent any more.
+    _gone: bool = False
+    _wire: WorkerEnd = attrs.field(init=False)
+    _unsent: bytearray = attrs.field(factory=bytearray)
+    #: Invariant: from the high-water mark until the low-water mark.
+    _paused: bool = False
+    _credit: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _stream: trio.abc.Stream | None = None
+    #: A plain socket, to be written past its stream.
+    _socket: trio.socket.SocketType | None = None
+    #: Of the connection: there while it stands.
+    _nursery: trio.Nursery | None = None
+    #: Where the writer waits for something to send; None until there is a writer.
+    _work: trio.lowlevel.ParkingLot | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._wire = WorkerEnd(self._codec)
+        self._unsent += self._wire.send(Handshake(self._reply_to.subject))
+
+    # --- the outbox: plain calls from the call's task -------------------------------------
+
+    def begin(self) -> None:
+        if not self._gone and not self.finished:
+            self._send(self._wire.send(Accepted()))
+            self._look()
+
+    def put(self, payload: bytes) -> None:
+        if not self._gone and not self.finished:
+            self._send(self._wire.send(Item(annotate(self._codec, payload))))
+
+    def finish(self, error: DynamoException | None) -> None:
+        if self.finished:
+            return
+        self.finished = True
+        if not self._gone and self._wire.wish is Wish.GO_ON:
+            self._send(b"".join(map(self._wire.send, self._last_words(error))))
+        self._look()
+
+    def _last_words(self, error: DynamoException | None) -> list[UpEvent]:
+        events: list[UpEvent] = []
+        if self._wire.phase is Phase.GREETED:
+            if error is not None:
+                return [Refused.because(error)]
+            events.append(Accepted())
+        if error is not None:
+            events.append(Item(annotate_error(self._codec, error)))
+        return [*events, CompleteFinal(), Sentinel()]
+
+    @property
+    def has_credit(self) -> bool:
+        return not self._paused
+
+    async def wait_credit(self) -> None:
+        await self._credit.park()
+
+    def wake(self) -> None:
+        self._credit.unpark_all()
+
+    # --- sending ----------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> None:
+        if self._socket is None or self._unsent:
+            self._keep(data)
+        elif (sent := self._write_now(data)) < len(data):
+            self._keep(memoryview(data)[sent:])
+
+    def _write_now(self, data: bytes | bytearray) -> int:
+        """One write that does not wait; returns what was taken."""
+        assert self._socket is not None
+        try:
+            # The descriptor is asked for each time: a closed socket says -1, while a number
+            # kept from before may belong to somebody else by now.
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            self._lose(f"it does not take what is sent: {exc.strerror}")
+            return len(data)
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        if self._gone:
+            return
+        self._unsent += data
+        self._paused = self._paused or len(self._unsent) >= self._settings.high_water
+        if self._work is not None:
+            self._work.unpark()
+        elif self._nursery is not None:
+            self._work = trio.lowlevel.ParkingLot()
+            self._nursery.start_soon(self._write)
+
+    async def _write(self) -> None:
+        """Send what is unsent, whenever there is something."""
+        assert self._stream is not None
+        assert self._work is not None
+        while True:
+            while self._unsent:
+                await self._write_piece(self._stream)
+            self._look()
+            await self._work.park()
+
+    async def _write_piece(self, stream: trio.abc.Stream) -> None:
+        piece = bytes(self._unsent[:PIECE])
+        with trio.move_on_after(self._settings.stall_time) as stalled:
+            try:
+                await stream.send_all(piece)
+            except GONE as exc:
+                self._lose(f"it does not take what is sent: {exc.__cause__ or exc}")
+        if stalled.cancelled_caught:
+            self._lose(f"it has taken nothing for {self._settings.stall_time:g} s")
+        del self._unsent[: len(piece)]
+        if self._paused and len(self._unsent) <= self._settings.low_water:
+            self._grant()
+
+    def _grant(self) -> None:
+        self._paused = False
+        self._credit.unpark_all()
+
+    def _look(self) -> None:
+        """Something may be complete: the beginning of the answer, or all of it."""
+        if self._unsent and not self._gone:
+            return
+        if self._gone or (self._nursery is not None and self._wire.phase not in _UNBEGUN):
+            self._settle()
+        if self.finished and self._nursery is not None:
+            self._linger(self._nursery.cancel_scope)
+
+    def _linger(self, connection: trio.CancelScope) -> None:
+        if self._gone or self._wire.wish is not Wish.GO_ON:
+            connection.cancel("the client wants no more")
+        else:
+            connection.deadline = trio.current_time() + self._settings.linger_time
+
+    def _settle(self) -> None:
+        if not self.settled:
+            self.settled = True
+            self._on_settled(self)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Call the client and stay until the connection has ended. Never raises for its faults."""
+        try:
+            stream = await self._dial(self._reply_to.address)
+        except OSError as exc:
+            self._lose(f"it could not be called: {exc}")
+            return
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._connected(stream)
+                self._lose(await self._listen(stream))
+        finally:
+            self._nursery = self._socket = None
+            await trio.aclose_forcefully(stream)
+            self._lose("the plane was closed")
+
+    def _connected(self, stream: trio.abc.Stream) -> None:
+        """Say what has waited for the connection."""
+        self._stream = stream
+        if isinstance(stream, trio.SocketStream):
+            self._socket = stream.socket
+            del self._unsent[: self._write_now(self._unsent)]
+            if self._paused and len(self._unsent) <= self._settings.low_water:
+                self._grant()
+        if self._unsent:
+            self._keep(b"")
+        self._look()
+
+    async def _listen(self, stream: trio.abc.Stream) -> str:
+        """Take the client's wishes; returns why there will be no more of them."""
+        try:
+            while True:
+                self._wire.receive_data(await stream.receive_some(PIECE))
+                while (event := self._wire.next_event()) is not None:
+                    if not isinstance(event, Stop):
+                        return "it left" if self._wire.wish is not Wish.KILL else "it says kill"
+                    self.call.stop()
+        except GONE as exc:
+            return f"its connection broke: {exc.__cause__ or exc}"
+        except RemoteProtocolError as exc:
+            logger.warning("request %s: %s", self._reply_to.request_id, exc)
+            return "it broke a rule"
+
+    def _lose(self, why: str) -> None:
+        """The client is gone. Behind the last words that is how an answer ends."""
+        if self._gone:
+            return
+        self._gone = True
+        self._unsent.clear()
+        self._grant()
+        self._settle()
+        if not self.finished:
+            logger.info("request %s: the client is gone: %s", self._reply_to.request_id, why)
+            self.call.cancel()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel(why)
