@@ -14,8 +14,8 @@ from dynamo_trio.plane.abc import Acceptor, RequestHead
 from dynamo_trio.plane.tcp.call_home import CallHome
 from dynamo_trio.plane.tcp.connecting import accept_connections, dial, open_listener
 from dynamo_trio.plane.tcp.hosts import listening_host
-from dynamo_trio.plane.tcp.request_connection import RequestConnection
 from dynamo_trio.plane.tcp.tls import dialer_context, listener_context, shake_hands
+from dynamo_trio.plane.tcp.worker_connection import WorkerConnection
 from dynamo_trio.wire.dynamo.ack import ACCEPTED, Ack, refusal, unknown_endpoint, unreadable
 from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
 from dynamo_trio.wire.dynamo.codec import JSON
@@ -107,7 +107,7 @@ class TcpServerSide:
             except OSError as exc:
                 logger.warning("a request connection is closed: %s", exc)
                 return
-        await RequestConnection(stream, self.answer, self.settings).run()
+        await WorkerConnection(stream, self.answer, self.settings).run()
 
     async def _dial(self, address: HostPort) -> trio.abc.Stream:
         return await dial(address, self._dialer_tls, self.settings)
