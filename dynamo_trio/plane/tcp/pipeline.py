@@ -31,11 +31,11 @@ from dynamo_trio.errors import (
     DynamoException,
     RemoteProtocolError,
 )
-from dynamo_trio.wire.dynamo.ack import Ack
 from dynamo_trio.wire.dynamo.receiver import Closed
 from dynamo_trio.wire.dynamo.request_plane import RequestClient
 
 if TYPE_CHECKING:
+    from dynamo_trio.wire.dynamo.ack import Ack
     from collections.abc import Awaitable, Callable
 
     from dynamo_trio.plane.tcp.settings import TcpSettings
@@ -62,8 +62,10 @@ class Sending:
     #: Not the first on its connection, and how many acknowledgements had come before it.
     _follows: bool
     _acks_before: int
-    stale: bool = False
+    #: Nobody waits for it any more.
     abandoned: bool = False
+    #: It failed, and the worker has most likely not seen it.
+    stale: bool = False
     _ack: Ack | None = None
     _error: DynamoException | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
@@ -78,9 +80,8 @@ class Sending:
             await self._done.wait()
         finally:
             self.abandoned = True
-        if self._error is not None:
-            raise self._error
-        assert self._ack is not None
+        if self._ack is None:
+            raise self._error or CannotConnect()
         return self._ack
 
     def acknowledge(self, ack: Ack) -> None:
@@ -91,15 +92,14 @@ class Sending:
         self._error = error
         self._done.set()
 
-    def lose(self, error: DynamoException, acks: int) -> None:
-        """Its connection ended."""
-        self.stale = self._follows and acks == self._acks_before
-        self.fail(error)
+    def may_be_stale(self, acks: int) -> bool:
+        """May the worker have closed before it saw this? ``acks``: how many came in all."""
+        return self._follows and acks == self._acks_before
 
 
 @attrs.define(eq=False)
-class RequestConnection:
-    """One connection; :meth:`run` is its task, and makes it. ``peer`` names it in messages."""
+class Pipeline:
+    """One connection; :meth:`run` is its task, and makes it. ``peer`` names it in the log."""
 
     _dial: Dial
     _settings: TcpSettings
@@ -108,11 +108,18 @@ class RequestConnection:
     _queue: deque[Sending] = attrs.field(factory=deque)
     #: Written and not acknowledged, and when each must have been. Oldest first.
     _owed: deque[tuple[Sending, float]] = attrs.field(factory=deque)
-    _queued_bytes: int = 0
+    #: Bytes of payloads in the queue, and of those that are just being written.
+    _queued: int = 0
+    _writing: int = 0
     _acks: int = 0
-    #: Invariant: False until the first request is queued.
     _used: bool = False
+    #: Invariant: once True no request is queued any more.
     closed: bool = False
+    #: What the end of the connection means to a request that is outstanding.
+    _error: DynamoException = attrs.field(
+        factory=lambda: CannotConnect("the request plane was closed")
+    )
+    _ended_by_worker: bool = False
     _watch: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _more: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -128,14 +135,14 @@ class RequestConnection:
     def is_crowded(self) -> bool:
         """Should the next request go elsewhere?"""
         full = self.outstanding >= self._settings.channel_buffer
-        return full or self._queued_bytes > CROWDED
+        return full or self._queued + self._writing > CROWDED
 
     def put(self, frame: RequestFrame) -> Sending:
         """Queue a request. The connection must not be closed."""
         sending = Sending(frame, self._used, self._acks)
         self._used = True
         self._queue.append(sending)
-        self._queued_bytes += len(frame.payload)
+        self._queued += len(frame.payload)
         self._more.unpark()
         return sending
 
@@ -146,50 +153,57 @@ class RequestConnection:
 
     async def run(self) -> None:
         """Connect, and carry requests until the connection ends, hangs, idles or is closed."""
-        error: DynamoException = CannotConnect("the request plane was closed")
+        try:
+            with self._watch:
+                await self._connect_and_carry()
+            if self._watch.cancelled_caught and self._owed and not self.closed:
+                logger.warning("the worker at %s acknowledges nothing", self.peer)
+                self._error = ConnectionTimeout("the worker did not acknowledge in time")
+        except* Exception as group:
+            logger.error("a connection ended in a mistake of ours", exc_info=group)
+        finally:
+            self._end()
+
+    async def _connect_and_carry(self) -> None:
         try:
             transport = await self._dial()
-            try:
-                error = await self._carry(transport)
-            finally:
-                await trio.aclose_forcefully(transport)
         except OSError as exc:
-            logger.info("no connection to %s: %s", self.peer, exc)
-            error = CannotConnect("the worker cannot be reached")
+            logger.info("no connection to the worker at %s: %s", self.peer, exc)
+            self._error = CannotConnect("the worker cannot be reached")
+            return
+        try:
+            await self._carry(transport)
         finally:
-            self._end(error)
+            await trio.aclose_forcefully(transport)
 
-    def _end(self, error: DynamoException) -> None:
+    async def _carry(self, transport: trio.abc.Stream) -> None:
+        self._set_deadline()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, transport)
+            try:
+                await self._read(transport)
+                self._ended_by_worker = True
+                self._error = CannotConnect("the worker closed the connection")
+            except RemoteProtocolError as exc:
+                logger.warning("the worker at %s: %s", self.peer, exc)
+                self._error = exc
+            self.closed = True
+            nursery.cancel_scope.cancel("the connection has ended")
+
+    def _end(self) -> None:
         self.closed = True
         for sending in (*(owed for owed, _ in self._owed), *self._queue):
-            sending.lose(error, self._acks)
+            sending.stale = self._ended_by_worker and sending.may_be_stale(self._acks)
+            sending.fail(self._error)
         self._owed.clear()
         self._queue.clear()
 
-    async def _carry(self, transport: trio.abc.Stream) -> DynamoException:
-        """Returns what its end means to the requests that are outstanding."""
-        error: DynamoException = CannotConnect("the worker closed the connection")
-        with self._watch:
-            self._set_deadline()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, transport)
-                try:
-                    await self._read(transport)
-                except RemoteProtocolError as exc:
-                    logger.warning("worker at %s: %s", self.peer, exc)
-                    error = exc
-                nursery.cancel_scope.cancel("the worker closed the connection")
-        if self._watch.cancelled_caught and self.outstanding and not self.closed:
-            logger.warning("the worker at %s acknowledges nothing", self.peer)
-            error = ConnectionTimeout("the worker did not acknowledge the request in time")
-        return error
-
     def _set_deadline(self) -> None:
-        """Of the oldest frame that is owed an acknowledgement, or of being idle."""
+        """That of the oldest frame that is owed an acknowledgement, or that of being idle."""
         if self._owed:
             self._watch.deadline = self._owed[0][1]
-        elif self._queue:
-            self._watch.deadline = math.inf  # the writer is about to take it
+        elif self._queue or self._writing:
+            self._watch.deadline = math.inf  # the writer sets it
         else:
             self._watch.deadline = trio.current_time() + self._settings.host_idle
 
@@ -202,21 +216,21 @@ class RequestConnection:
                     await self._more.park()
                 if data := self._take():
                     await transport.send_all(data)
+                self._writing = 0
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the reader gets what the worker has still said, and then the end
+            pass  # the reader hears what the worker has still said, and then the end
 
     def _take(self) -> bytes:
         """Frames of the queue as bytes, each now owed an acknowledgement."""
         parts: list[bytes] = []
-        size = 0
-        while self._queue and size < BATCH:
+        while self._queue and self._writing < BATCH:
             sending = self._queue.popleft()
-            self._queued_bytes -= len(sending.frame.payload)
+            self._queued -= len(sending.frame.payload)
             if not sending.abandoned:
+                self._writing += len(sending.frame.payload)
                 parts += self._encode(sending)
-                size += len(sending.frame.payload)
         self._set_deadline()
-        return b"".join(parts) if len(parts) != 1 else parts[0]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _encode(self, sending: Sending) -> list[bytes]:
         try:

@@ -1,0 +1,85 @@
+"""Where workers call home: one listener for the answers to all requests of this process."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from dynamo_trio.errors import CannotConnect, Disconnected, StartupError
+from dynamo_trio.plane.tcp.answer import Answer
+from dynamo_trio.plane.tcp.connecting import accept_connections, open_listener
+from dynamo_trio.plane.tcp.hosts import listening_host
+from dynamo_trio.plane.tcp.tls import shake_hands
+from dynamo_trio.wire.dynamo.addresses import HostPort
+
+if TYPE_CHECKING:
+    import ssl
+
+    from dynamo_trio.plane.tcp.settings import TcpSettings
+    from dynamo_trio.plane.tcp.streams import StreamTable
+
+logger = logging.getLogger("dynamo_trio.plane.tcp")
+
+_SETTING = "DYN_TCP_RESPONSE_STREAM_"
+
+
+@attrs.define(eq=False)
+class CallHomeServer:
+    """Listens from the first request on, in ``nursery``."""
+
+    _streams: StreamTable
+    _settings: TcpSettings
+    _context: ssl.SSLContext | None
+    _nursery: trio.Nursery
+    #: What workers are told; None: not listening yet.
+    _address: HostPort | None = None
+    _opening: trio.Lock = attrs.field(factory=trio.Lock)
+
+    async def address(self) -> HostPort:
+        """Where this listens.
+
+        Raises:
+            CannotConnect: it cannot listen; the log says why, and the next call tries again.
+        """
+        async with self._opening:
+            if self._address is None:
+                self._address = await self._open()
+            return self._address
+
+    async def _open(self) -> HostPort:
+        try:
+            bound, told = listening_host(self._settings.response_host, _SETTING)
+            listener = await open_listener(bound, self._settings.response_port, _SETTING)
+        except StartupError as exc:
+            logger.error("no request can be sent: %s", exc)
+            raise CannotConnect("this process cannot listen for answers") from exc
+        port = listener.socket.getsockname()[1]
+        try:
+            self._nursery.start_soon(self._accept, listener)
+        except RuntimeError:
+            listener.socket.close()
+            raise CannotConnect("the request plane is closed") from None
+        return HostPort(told, port)
+
+    async def _accept(self, listener: trio.SocketListener) -> None:
+        try:
+            await accept_connections(listener, self._serve, self._nursery)
+        finally:
+            self._streams.give_up(Disconnected("the request plane was closed"))
+
+    async def _serve(self, raw: trio.SocketStream) -> None:
+        try:
+            transport = await self._secured(raw)
+        except OSError as exc:
+            logger.warning("a worker called home in vain: %s", exc)
+            return
+        answer = Answer(transport, self._settings.max_message)
+        await answer.run(self._streams, self._settings.handshake_time)
+
+    async def _secured(self, raw: trio.SocketStream) -> trio.abc.Stream:
+        if self._context is None:
+            return raw
+        return await shake_hands(raw, self._context, self._settings.tls.handshake_time)
