@@ -39,6 +39,7 @@ SIDEWAYS = {
     ("endpoint", "call"),
     ("endpoint", "component_metrics"),
     ("runtime", "component_metrics"),
+    ("models", "discovery"),
     ("models", "process"),
     ("runtime", "client"),
     ("runtime", "endpoint"),
@@ -148,6 +149,7 @@ def test_only_config_reads_the_environment() -> None:
 SHIELDS = {
     "context.py": "Context.cleanup, the same verb for handlers",
     "call.py": "the driver of a handler's generator",
+    "discovery/file.py": "own files are deleted, one second",
     "engines/engine.py": "an engine step, and what ends it",
     "engines/hosts.py": "an engine step, and what ends it",
     "http/connection.py": "a connection's sends, lifted when it is lost",

@@ -1,0 +1,204 @@
+"""Files of the file backend: written whole or not at all, read without trust.
+
+Everything here blocks for as long as the file system does; it is called in threads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+#: Names that begin so are being written; every reader ignores them.
+TEMPORARY = ".tmp_"
+#: More of a file is not read, in bytes; so it comes out as unreadable.
+MAX_VALUE = 4 * 1024 * 1024
+#: A file that changed less than this ago may change again without a new time stamp, in seconds.
+_RACY = 0.1
+
+
+@attrs.frozen
+class Stamp:
+    """Tells whether a file may have changed since it was read."""
+
+    inode: int
+    modified: int  # nanoseconds
+    changed: int  # nanoseconds; unlike the other nobody can set it
+    size: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        return cls(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+
+@attrs.frozen
+class Content:
+    """What a file held when it was read. ``stamp``: None if it must be read again."""
+
+    value: bytes
+    stamp: Stamp | None
+
+
+@attrs.frozen
+class Look:
+    """A directory as it was at one moment."""
+
+    identity: tuple[int, int]  # device and inode
+    files: Mapping[str, Content]  # by file name
+
+
+# --- writing -----------------------------------------------------------------------------
+
+
+def write(path: Path, value: bytes, now: float) -> None:
+    """Let the file hold ``value``, and make its directory if need be. Readers never see half of it.
+
+    ``now``: its time stamp, in seconds since the epoch.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(TEMPORARY + secrets.token_hex(8))
+    try:
+        with temporary.open("xb") as file:
+            file.write(value)
+        os.utime(temporary, (now, now))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Let the file not be there.
+
+    Raises:
+        OSError: it may still be there.
+    """
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def touch(path: Path, now: float) -> bool:
+    """Give the file the time stamp ``now``. False: it is not there.
+
+    Raises:
+        OSError: the file system does not answer as it should.
+    """
+    try:
+        os.utime(path, (now, now), follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_there(path: Path) -> bool:
+    """Is the file there?
+
+    Raises:
+        OSError: the file system does not answer as it should.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+# --- reading -----------------------------------------------------------------------------
+
+
+def statuses(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file that may hold a value, by name.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY):
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # deleted just now
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield entry.name, status
+
+
+def look(directory: Path, before: Mapping[str, Content]) -> Look:
+    """What is in the directory. Files that did not change since ``before`` are not read again.
+
+    A file without content is one that somebody has yet to write.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    status = directory.stat()
+    found = {
+        name: _content(directory / name, s, before.get(name)) for name, s in statuses(directory)
+    }
+    files = {name: content for name, content in found.items() if content and content.value}
+    return Look((status.st_dev, status.st_ino), files)
+
+
+def _content(path: Path, status: os.stat_result, before: Content | None) -> Content | None:
+    if before is not None and before.stamp == Stamp.of(status):
+        return before
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None
+    except OSError:  # unreadable is not the same as gone
+        return before
+
+
+def _read(path: Path) -> Content:
+    # What is not a plain file any more must neither be followed nor waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        value = file.read(MAX_VALUE + 1)
+    racy = time.time() - status.st_ctime < _RACY
+    return Content(value, None if racy else Stamp.of(status))
+
+
+# --- expiry ------------------------------------------------------------------------------
+
+
+def times(directory: Path) -> dict[str, int]:
+    """When each file was modified, in nanoseconds.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return {name: status.st_mtime_ns for name, status in statuses(directory)}
+
+
+def remove_older(directory: Path, times: Mapping[str, int]) -> list[str]:
+    """Delete the files that still have these times of modification. Returns their names.
+
+    ``times``: nanoseconds by file name.
+    """
+    return [name for name, modified in times.items() if _remove_if(directory / name, modified)]
+
+
+def _remove_if(path: Path, modified: int) -> bool:
+    try:
+        if path.lstat().st_mtime_ns != modified:
+            return False
+        path.unlink()
+    except OSError:  # somebody else was faster, or we may not
+        return False
+    return True
