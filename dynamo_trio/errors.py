@@ -288,6 +288,10 @@ class LoadError(StartupError):
     """The model could not be loaded: corrupt, or of a kind that the engine does not know."""
 
 
+class CardUnusable(LoadError):
+    """A model that another process offers cannot be used: a file is wrong, or cannot be had."""
+
+
 class FetchError(StartupError):
     """The default model could not be fetched or failed its checksum."""
 
@@ -297,3 +301,15 @@ class FetchError(StartupError):
 
 class StoreUnavailable(Exception):
     """The discovery store did not answer, or refused. It may work again at the next attempt."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store answered, and the answer is an error. ``code`` is gRPC's."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StoreGarbled(StoreUnavailable):
+    """What answered is no such store, or does not keep to its protocol or to our limits."""

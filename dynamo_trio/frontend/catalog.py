@@ -1,14 +1,13 @@
 """Which models can be asked, kept fresh from discovery.
 
 A model card brings a model into the catalogue: its tokeniser is loaded, a client of its
-endpoint is opened, and then it is offered. A model whose last card went stays *known*,
-so that the answer is "no worker at the moment" (503) and not "no such model" (404).
+endpoint is opened, and then it is offered (:mod:`dynamo_trio.frontend.keeper`). A model whose
+last card went stays *known*, so that the answer is "no worker at the moment" (503) and not
+"no such model" (404).
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,31 +15,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from dynamo_trio.client import Client, open_client
 from dynamo_trio.discovery import Discovery, ModelCard, Put
-from dynamo_trio.errors import ModelNotFound, NoWorker, StartupError
+from dynamo_trio.errors import ModelNotFound, NoWorker
+from dynamo_trio.frontend.keeper import ModelKeeper, ServedModel, Sources
 from dynamo_trio.tokenizers import Preprocessor
 
 if TYPE_CHECKING:
     from dynamo_trio.plane import RequestPlane
 
-logger = logging.getLogger("dynamo_trio.frontend")
+__all__ = ["Catalog", "Loader", "ServedModel", "open_catalog"]
 
-#: Builds what turns a model's text into tokens and back. May wait, as for a thread.
+#: Builds what turns a model's text into tokens and back. May wait, as for a thread. What it
+#: raises is logged, and it is called again later.
 Loader = Callable[[ModelCard], Awaitable[Preprocessor]]
-
-
-@attrs.define(eq=False)
-class ServedModel:
-    """A model that can be asked now."""
-
-    name: str
-    context_length: int
-    created: int  # Unix seconds, for OpenAI's model object
-    preprocessor: Preprocessor
-    client: Client
-    cards: set[str] = attrs.field(factory=set)  # keys of the cards that hold it up
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
 
 @attrs.define(eq=False)
@@ -71,10 +58,14 @@ class Catalog:
 
     async def wait_for(self, name: str) -> ServedModel:
         """Wait until the model is offered and has an instance."""
-        while name not in self._models:
-            await self._changed.park()
-        await self._models[name].client.wait_for_instances()
-        return self._models[name]
+        while True:
+            model = self._models.get(name)
+            if model is None:
+                await self._changed.park()
+                continue
+            await model.client.wait_for_instances()
+            if self._models.get(name) is model:
+                return model
 
     def offer(self, model: ServedModel) -> None:
         """Put a model on the list."""
@@ -82,36 +73,22 @@ class Catalog:
         self._known.add(model.name)
         self._changed.unpark_all()
 
-    def card_gone(self, card: ModelCard) -> None:
-        """A card was withdrawn; with its last card a model leaves the list."""
-        model = self._models.get(card.name)
-        if model is None:
-            return
-        model.cards.discard(card.key)
-        if not model.cards:
-            del self._models[card.name]
-            model.scope.cancel("the last card of the model is gone")
-
-    def card_joins(self, card: ModelCard) -> bool:
-        """Does this card belong to a model that is offered already?"""
-        model = self._models.get(card.name)
-        if model is None:
-            return False
-        model.cards.add(card.key)
-        return True
+    def withdraw(self, model: ServedModel) -> None:
+        """Take it off the list."""
+        if self._models.get(model.name) is model:
+            del self._models[model.name]
 
 
 @attrs.define(eq=False)
 class _Follower:
-    """Reads the watch of model cards and keeps a catalogue true to it."""
+    """Reads the watch of model cards and tells each model's keeper of its own."""
 
     catalog: Catalog
-    discovery: Discovery
-    planes: Mapping[str, RequestPlane]
-    load: Loader
-    nursery: trio.Nursery
-    #: Cards whose tokeniser is being loaded; leaving discovery cancels the load's effect.
-    loading: dict[str, ModelCard] = attrs.field(factory=dict)
+    sources: Sources
+    #: Invariant: a keeper is in here exactly while its task runs.
+    keepers: dict[str, ModelKeeper] = attrs.field(factory=dict)
+    #: Key of each card -> the model that it belongs to.
+    names: dict[str, str] = attrs.field(factory=dict)
 
     async def follow(self, watch: Any) -> None:
         for card in watch.snapshot.values():
@@ -121,29 +98,23 @@ class _Follower:
 
     def apply(self, change: Any) -> None:
         card: ModelCard = change.record
-        if not isinstance(change, Put):
-            self.loading.pop(card.key, None)
-            self.catalog.card_gone(card)
-        elif not self.catalog.card_joins(card):
-            self.loading[card.key] = card
-            self.nursery.start_soon(self.add, card, name=f"model {card.name}")
+        before = self.names.pop(card.key, None)
+        is_there = isinstance(change, Put)
+        if before is not None and not (is_there and before == card.name):
+            self.keepers[before].remove(card.key)
+        if is_there:
+            self.names[card.key] = card.name
+            self._keeper(card.name).put(card)
 
-    async def add(self, card: ModelCard) -> None:
-        """Load a model and hold its client open until its last card is gone."""
-        try:
-            preprocessor = await self.load(card)
-        except StartupError as exc:
-            logger.error("model %s cannot be offered: %s", card.name, exc)
-            return
-        if self.loading.pop(card.key, None) is None or self.catalog.card_joins(card):
-            return
-        async with open_client(card.endpoint, self.discovery, self.planes) as client:
-            model = ServedModel(
-                card.name, card.context_length, int(time.time()), preprocessor, client, {card.key}
-            )
-            self.catalog.offer(model)
-            with model.scope:
-                await trio.sleep_forever()
+    def _keeper(self, name: str) -> ModelKeeper:
+        if name not in self.keepers:
+            self.keepers[name] = ModelKeeper(name, self.catalog, self.sources)
+            self.sources.nursery.start_soon(self._keep, name, name=f"model {name}")
+        return self.keepers[name]
+
+    async def _keep(self, name: str) -> None:
+        await self.keepers[name].run()
+        del self.keepers[name]
 
 
 @asynccontextmanager
@@ -153,7 +124,7 @@ async def open_catalog(
     """A catalogue that follows discovery while the block runs."""
     catalog = Catalog()
     async with discovery.watch(ModelCard) as watch, trio.open_nursery() as nursery:
-        follower = _Follower(catalog, discovery, planes, load, nursery)
+        follower = _Follower(catalog, Sources(discovery, planes, load, nursery))
         nursery.start_soon(follower.follow, watch)
         yield catalog
         nursery.cancel_scope.cancel("the frontend is closed")

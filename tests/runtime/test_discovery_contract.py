@@ -95,4 +95,4 @@ def test_a_bad_endpoint_name_is_named_with_its_rule(text: str) -> None:
 
 
 def test_a_slug_has_only_what_dynamo_takes() -> None:
-    assert ModelCard("Org/Smol LM 2", GENERATE, 1).slug == "org-smol-lm-2"
+    assert ModelCard("Org/Smol LM 2", GENERATE, 1).slug == "org_smol_lm_2"

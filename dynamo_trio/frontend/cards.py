@@ -1,0 +1,87 @@
+"""What the catalogue does with a worker's card: fetch its files and make a preprocessor."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from dynamo_trio.errors import CardUnusable, LoadError
+from dynamo_trio.models.card_loader import fetch_card
+from dynamo_trio.tokenizers import Preprocessor, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_trio.discovery import ModelCard
+    from dynamo_trio.frontend.catalog import Loader
+    from dynamo_trio.models.card_loader import CardLimits
+    from dynamo_trio.wire.dynamo.card import CardJson
+
+#: What we can serve, in the words of a card.
+_SERVED_TYPES = {"chat", "completions"}
+_SERVED_INPUT = "tokens"
+
+
+def card_loader(
+    cache_dir: Path, *, model_dir: Path | None = None, limits: CardLimits | None = None
+) -> Loader:
+    """The catalogue's loader for cards that other processes published.
+
+    Args:
+        cache_dir: their files are kept in it.
+        model_dir: a local copy of the model (``--model-path``), for cards whose files cannot
+            be had from where the card says.
+
+    The loader raises :class:`~dynamo_trio.errors.StartupError` for a card that is of no use.
+    """
+    return partial(_load, cache_dir, model_dir, limits)
+
+
+async def _load(
+    cache_dir: Path, model_dir: Path | None, limits: CardLimits | None, card: ModelCard
+) -> Preprocessor:
+    path = card.model_path
+    if card.card_json is not None:
+        _check(card.card_json)
+        path = await fetch_card(card.card_json, cache_dir, model_dir=model_dir, limits=limits)
+    return await trio.to_thread.run_sync(_preprocessor, card, path, abandon_on_cancel=True)
+
+
+def _check(card: CardJson) -> None:
+    """Refuse what is not ours to serve, before anything is fetched."""
+    if not card.model_types & _SERVED_TYPES:
+        raise CardUnusable(f"it is of the type {card.model_type[:100]!r}; chat or completions are")
+    if card.model_input.lower() != _SERVED_INPUT:
+        raise CardUnusable(f"it wants {card.model_input[:100]!r} as its input; Tokens are sent")
+
+
+def _preprocessor(card: ModelCard, path: Path | None) -> Preprocessor:
+    try:
+        tokenizer = load_tokenizer(path)
+        length = _context_length(card, tokenizer)
+        return Preprocessor(tokenizer, context_length=length, model=card.name)
+    except BaseException as exc:
+        if isinstance(exc, Exception):
+            raise
+        # The tokenizers package panics on some files, with a BaseException of its own.
+        raise LoadError(f"the tokenizer of {card.name} cannot be built: {exc!r}") from exc
+
+
+def _context_length(card: ModelCard, tokenizer: Tokenizer) -> int:
+    """Tokens, prompt and answer together: what the engine says, else what the model can do."""
+    length = card.context_length or _told(card.card_json) or tokenizer.context_length
+    if not length:
+        raise LoadError("neither the card nor the model's files tell a context length")
+    return length
+
+
+def _told(card: CardJson | None) -> int:
+    if card is None:
+        return 0
+    runtime = getattr(card.runtime_config, "context_length", None)
+    for value in (card.context_length, runtime, card.architectural_max_context_length):
+        if isinstance(value, int) and value > 0:
+            return value
+    return 0

@@ -1,0 +1,165 @@
+"""One model of the catalogue: which of its cards it is built from, and when to try again.
+
+Theory of operation
+-------------------
+A model has as many cards as workers, and any of them may be of no use: its files cannot be
+had, or are damaged. One task per model, :meth:`ModelKeeper.run`, loads from one card at a
+time, so that two hundred workers that come at once cost one tokeniser. A card that fails is
+tried again with a growing delay for as long as it is there, and the others before it.
+
+Once a model is offered it stays offered while a card of the same endpoint is there, whether
+that card could be loaded or not: its worker serves the same model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from dynamo_trio.client import Client, open_client
+from dynamo_trio.errors import DynamoException, StartupError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from dynamo_trio.discovery import Discovery, EndpointId, ModelCard
+    from dynamo_trio.frontend.catalog import Catalog
+    from dynamo_trio.plane import RequestPlane
+    from dynamo_trio.tokenizers import Preprocessor
+
+logger = logging.getLogger("dynamo_trio.frontend")
+
+#: Seconds until a card that failed is tried again: the first time, and at most.
+FIRST_RETRY, LAST_RETRY = 1.0, 60.0
+#: Seconds for which a withdrawn model's client goes on watching: its streams may still run,
+#: and must hear of it when their worker is gone.
+LINGER = 60.0
+
+
+@attrs.define(eq=False)
+class ServedModel:
+    """A model that can be asked now."""
+
+    name: str
+    context_length: int  # tokens, prompt and answer together
+    created: int  # Unix seconds, for OpenAI's model object
+    preprocessor: Preprocessor
+    client: Client
+    withdrawn: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
+class Sources:
+    """What a model is made with."""
+
+    discovery: Discovery
+    planes: Mapping[str, RequestPlane]
+    load: Callable[[ModelCard], Awaitable[Preprocessor]]
+    nursery: trio.Nursery
+
+
+@attrs.define(eq=False)
+class _Candidate:
+    card: ModelCard
+    failures: int = 0
+    retry_at: float = -math.inf  # on Trio's clock
+    loading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    def failed(self, exc: Exception) -> None:
+        """Note that the card could not be loaded."""
+        delay = min(FIRST_RETRY * 2**self.failures, LAST_RETRY)
+        self.failures = min(self.failures + 1, 10)
+        self.retry_at = trio.current_time() + delay
+        expected = isinstance(exc, (StartupError, DynamoException))
+        logger.error(
+            "model %s cannot be offered from the card of %s: %s; next attempt in %g s",
+            *(self.card.name, self.card.key, exc, delay),
+            exc_info=None if expected else exc,
+        )
+
+
+@attrs.define(eq=False)
+class ModelKeeper:
+    """Keeps one model offered while its cards allow it. ``put`` and ``remove`` are sync."""
+
+    name: str
+    catalog: Catalog
+    sources: Sources
+    _candidates: dict[str, _Candidate] = attrs.field(factory=dict)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
+
+    def put(self, card: ModelCard) -> None:
+        """A card of this model is there, or its content has changed."""
+        known = self._candidates.get(card.key)
+        if known is not None and known.card == card:
+            return
+        if known is not None:
+            known.loading.cancel("the card has changed")
+        self._candidates[card.key] = _Candidate(card)
+        self._notify()
+
+    def remove(self, key: str) -> None:
+        """A card is gone."""
+        gone = self._candidates.pop(key, None)
+        if gone is not None:
+            gone.loading.cancel("the card is gone")
+            self._notify()
+
+    async def run(self) -> None:
+        """Load, offer and withdraw, until no card is left. There is one when it begins."""
+        while self._candidates:
+            candidate = await self._next()
+            if candidate is None:
+                continue
+            preprocessor = await self._load(candidate)
+            if preprocessor is not None:
+                await self._offer(candidate.card.endpoint, preprocessor)
+
+    async def _next(self) -> _Candidate | None:
+        """The card whose turn it is, once it is; None if the cards have changed meanwhile."""
+        best = min(self._candidates.values(), key=lambda candidate: candidate.retry_at)
+        with trio.move_on_at(best.retry_at):
+            await self._changed.wait()
+            return None
+        return best
+
+    async def _load(self, candidate: _Candidate) -> Preprocessor | None:
+        candidate.loading = trio.CancelScope()  # one for each attempt: no scope is entered twice
+        with candidate.loading:
+            try:
+                return await self.sources.load(candidate.card)
+            except Exception as exc:
+                candidate.failed(exc)
+        return None
+
+    async def _offer(self, endpoint: EndpointId, preprocessor: Preprocessor) -> None:
+        model = await self.sources.nursery.start(self._hold_client, endpoint, preprocessor)
+        self.catalog.offer(model)
+        while any(c.card.endpoint == endpoint for c in self._candidates.values()):
+            await self._changed.wait()
+        self.catalog.withdraw(model)
+        model.withdrawn.set()
+
+    async def _hold_client(
+        self,
+        endpoint: EndpointId,
+        preprocessor: Preprocessor,
+        *,
+        task_status: trio.TaskStatus[ServedModel],
+    ) -> None:
+        """A task of its own: the client outlives the model, see :data:`LINGER`."""
+        sources, length = self.sources, preprocessor.context_length
+        async with open_client(endpoint, sources.discovery, sources.planes) as client:
+            model = ServedModel(self.name, length, int(time.time()), preprocessor, client)
+            task_status.started(model)
+            await model.withdrawn.wait()
+            await trio.sleep(LINGER)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
