@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import httpx
 
 from dynamo_trio.errors import ConfigError, FileUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 MIB = 1024 * 1024
 
@@ -25,9 +29,9 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return _endpoints(part for part in text.split(",") if part.strip())
 
 
-def _endpoints(texts: object) -> tuple[str, ...]:
+def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
     assert not isinstance(texts, str), "a tuple of addresses; see parse_endpoints"
-    found = tuple(map(_endpoint, texts))  # type: ignore[call-overload]
+    found = tuple(map(_endpoint, texts))
     if not found:
         raise ConfigError("ETCD_ENDPOINTS is empty: name at least one http:// or https:// address")
     return found
