@@ -234,10 +234,13 @@ class CallHome(Outbox):
     async def run(self) -> None:
         """Call the client and stay until the connection has ended. Never raises for its faults."""
         try:
-            stream = await self._dial(self._reply_to.address)
+            await self._converse(await self._dial(self._reply_to.address))
         except OSError as exc:
             self._lose(f"it could not be called: {exc}")
-            return
+        finally:
+            self._lose("the plane was closed")
+
+    async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._connected(stream)
@@ -245,7 +248,6 @@ class CallHome(Outbox):
         finally:
             self._nursery = self._socket = None
             await trio.aclose_forcefully(stream)
-            self._lose("the plane was closed")
 
     def _connected(self, stream: trio.abc.Stream) -> None:
         """Say what has waited for the connection."""
