@@ -149,6 +149,7 @@ def test_only_config_reads_the_environment() -> None:
 SHIELDS = {
     "context.py": "Context.cleanup, the same verb for handlers",
     "call.py": "the driver of a handler's generator",
+    "discovery/etcd/store.py": "the revoke of the lease, within its limit",
     "discovery/file.py": "own files are deleted, one second",
     "engines/engine.py": "an engine step, and what ends it",
     "engines/hosts.py": "an engine step, and what ends it",
