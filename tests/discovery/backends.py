@@ -14,7 +14,9 @@ from dynamo_trio.discovery import (
     ModelCard,
     open_file_discovery,
 )
+from dynamo_trio.discovery.etcd import EtcdSettings, open_etcd_discovery
 from dynamo_trio.wire.dynamo.card import CardJson, CheckedFile, ModelInfo, TokenizerInfo
+from tests.discovery.etcd_server import open_etcd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -39,11 +41,20 @@ async def open_files(folder: Path) -> AsyncIterator[Pair]:
         yield one, other
 
 
+@asynccontextmanager
+async def open_etcd_pair(folder: Path) -> AsyncIterator[Pair]:
+    async with open_etcd(folder / "etcd") as server:
+        settings = EtcdSettings(endpoints=(server.url,))
+        async with open_etcd_discovery(settings) as one, open_etcd_discovery(settings) as other:
+            yield one, other
+
+
 #: A new backend is added here, and the contract's tests run over it. One that needs what is
 #: not installed skips when it is opened.
 BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Pair]]] = {
     "mem": open_memory,
     "file": open_files,
+    "etcd": open_etcd_pair,
 }
 
 
