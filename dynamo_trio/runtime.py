@@ -116,6 +116,14 @@ class DistributedRuntime:
             raise InvalidArgument(f"{endpoint} is not served by this process")
         return self._served[endpoint]
 
+    def endpoint_states(self) -> dict[str, bool]:
+        """Name of every endpoint that is served here -> may others find it?"""
+        states: dict[str, bool] = {}
+        for endpoint, instance in self._served.items():
+            found = instance.key in self._registered
+            states[endpoint.name] = states.get(endpoint.name, True) and found
+        return states
+
     @contextmanager
     def serves(self, instance: Instance) -> Iterator[None]:
         """Note that ``instance`` is served while the block runs."""
