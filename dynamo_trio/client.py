@@ -75,6 +75,14 @@ class Client:
         instances = self._some()
         return instances[next(self._turn) % len(instances)]
 
+    def pick_random(self) -> Instance:
+        """An instance at random.
+
+        Raises:
+            NoWorker: there is none.
+        """
+        return random.choice(self._some())
+
     def find(self, instance_id: int) -> Instance:
         """The instance with this id.
 
@@ -137,7 +145,7 @@ class Client:
         self, request: object, context: Context | None = None, *, item_type: type[T] = _ANY
     ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Ask an instance at random; otherwise as :meth:`round_robin`."""
-        return self._ask(lambda: random.choice(self._some()), request, context, item_type)
+        return self._ask(self.pick_random, request, context, item_type)
 
     def direct(
         self,

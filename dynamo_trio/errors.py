@@ -292,6 +292,10 @@ class CardUnusable(LoadError):
     """A model that another process offers cannot be used: a file is wrong, or cannot be had."""
 
 
+class DiscoveryUnavailable(StartupError):
+    """The discovery store could not be reached at the start, or refused this process."""
+
+
 class FetchError(StartupError):
     """The default model could not be fetched or failed its checksum."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _EVERYWHERE = (Group.PROGRAM, Group.STOP, Group.LOG)
 _NETWORK = (Group.DISCOVERY, Group.REQUEST_PLANE, Group.TLS)
-_WORKER = (Group.STOP_WORKER, Group.MODEL, Group.ENGINE, Group.SIM)
+_WORKER = (Group.STOP_WORKER, Group.MODEL, Group.ENDPOINT, Group.ENGINE, Group.SIM)
 _FRONTEND = (Group.HTTP, Group.STOP_FRONTEND)
 
 
@@ -57,7 +57,7 @@ STANDALONE = ProgramSpec(
 FRONTEND = ProgramSpec(
     module="dynamo_trio.frontend",
     description="An OpenAI-compatible HTTP frontend for the workers that discovery shows.",
-    groups=frozenset({*_EVERYWHERE, *_NETWORK, *_FRONTEND, Group.ROUTING}),
+    groups=frozenset({*_EVERYWHERE, *_NETWORK, *_FRONTEND, Group.ROUTING, Group.MODEL}),
     # As in Dynamo: a frontend is there for others.
     defaults=MappingProxyType({"http_host": "0.0.0.0"}),
 )

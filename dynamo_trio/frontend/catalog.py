@@ -85,6 +85,8 @@ class _Follower:
 
     catalog: Catalog
     sources: Sources
+    #: Models of other namespaces are left out; None takes all.
+    namespace: str | None
     #: Invariant: a keeper is in here exactly while its task runs.
     keepers: dict[str, ModelKeeper] = attrs.field(factory=dict)
     #: Key of each card -> the model that it belongs to.
@@ -98,6 +100,8 @@ class _Follower:
 
     def apply(self, change: Any) -> None:
         card: ModelCard = change.record
+        if self.namespace not in (None, card.endpoint.namespace):
+            return
         before = self.names.pop(card.key, None)
         is_there = isinstance(change, Put)
         if before is not None and not (is_there and before == card.name):
@@ -119,12 +123,19 @@ class _Follower:
 
 @asynccontextmanager
 async def open_catalog(
-    discovery: Discovery, planes: Mapping[str, RequestPlane], load: Loader
+    discovery: Discovery,
+    planes: Mapping[str, RequestPlane],
+    load: Loader,
+    *,
+    namespace: str | None = None,
 ) -> AsyncIterator[Catalog]:
-    """A catalogue that follows discovery while the block runs."""
+    """A catalogue that follows discovery while the block runs.
+
+    ``namespace``: models of other namespaces are left out; None takes all.
+    """
     catalog = Catalog()
     async with discovery.watch(ModelCard) as watch, trio.open_nursery() as nursery:
-        follower = _Follower(catalog, Sources(discovery, planes, load, nursery))
+        follower = _Follower(catalog, Sources(discovery, planes, load, nursery), namespace)
         nursery.start_soon(follower.follow, watch)
         yield catalog
         nursery.cancel_scope.cancel("the frontend is closed")

@@ -203,7 +203,7 @@ class Generation:
         client = self.model.client
         # Not the client's request id: nothing keeps clients from sending one twice.
         head = RequestHead(self.id)
-        return client.open_stream(client.pick(), head, prepared, answer)
+        return client.open_stream(self.frontend.route(client), head, prepared, answer)
 
     # --- streamed -----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from dynamo_trio.client import Client
 from dynamo_trio.errors import NoWorker
 from dynamo_trio.frontend.catalog import Catalog, ServedModel
 from dynamo_trio.frontend.metrics import FrontendMetrics
@@ -15,6 +16,9 @@ from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.lifecycle import Lifecycle, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_trio.discovery import Instance
     from dynamo_trio.frontend.health import Stage
     from dynamo_trio.http.asgi import Headers, Receive, Scope, Send
 
@@ -53,6 +57,8 @@ class Frontend:
     metrics: FrontendMetrics = attrs.field(factory=FrontendMetrics)
     limits: HttpLimits = attrs.field(factory=HttpLimits)
     overload_status: int = 529  # DYN_HTTP_OVERLOAD_STATUS_CODE
+    #: Chooses the instance of a request (``DYN_ROUTER_MODE``); raises NoWorker.
+    route: Callable[[Client], Instance] = Client.pick
     #: Set by the program once it wants traffic.
     ready: bool = False
 

@@ -302,7 +302,8 @@ class Lifecycle:
                     await self._withdrawal.wait()
                 await self._interrupt_work()
                 scope.deadline = self._deadlines.capped(self.timetable.drain)
-                await self.work.wait_idle()
+                if self.work.count:  # an empty gate is drained, even in no time
+                    await self.work.wait_idle()
         with self._record.track.within(Phase.STOPPING) as scope:
             await self._farewells(scope)
 

@@ -74,6 +74,7 @@ class Timetable:
     hook: float = 30.0
     #: How many callbacks the process may have; 0 where it has none.
     hooks: int = 3
+    #: 0 for a process without an engine.
     engine_close: float = 30.0
     #: A stop that a fatal error began (``DYN_TRIO_FATAL_SHUTDOWN_TIMEOUT_SECS``).
     fatal: float = 30.0
@@ -123,10 +124,11 @@ class Timetable:
         stages = ", ".join(
             f"{name} <= {min(limit, self.budget):g} s{note}" for name, limit, note in self._stages()
         )
-        close = min(self.engine_close, math.inf if self.total is None else self.total)
+        if self.engine_close:
+            close = min(self.engine_close, math.inf if self.total is None else self.total)
+            stages += f", engine close <= {close:g} s"
         total = "no total" if self.total is None else f"total {self.total:g} s"
-        end = f"{total}; watchdog after {self.watchdog_limit:g} s"
-        return f"{stages}, engine close <= {close:g} s; {end}"
+        return f"{stages}; {total}; watchdog after {self.watchdog_limit:g} s"
 
     def _stages(self) -> Iterator[tuple[str, float, str]]:
         if self.http_drain is None:

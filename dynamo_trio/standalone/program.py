@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,28 +24,33 @@ import attrs
 import trio
 
 from dynamo_trio import __version__
-from dynamo_trio.console import Banner, InFlight, Terminal, describe_inflight, progress, url_of
+from dynamo_trio.console import Banner, InFlight, describe_inflight, progress, url_of
 from dynamo_trio.discovery import ModelCard
 from dynamo_trio.errors import FetchError
-from dynamo_trio.frontend.app import App
+from dynamo_trio.frontend.assembly import make_frontend
 from dynamo_trio.frontend.catalog import open_catalog
-from dynamo_trio.http.server import open_listeners, serve_http
-from dynamo_trio.lifecycle import Lifecycle, Phase
+from dynamo_trio.frontend.serve import serve_frontend
+from dynamo_trio.lifecycle import Phase
 from dynamo_trio.models import FetchCancelled, default_model
+from dynamo_trio.program.entry import Body, Start
+from dynamo_trio.program.nest import Nest
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
-from dynamo_trio.standalone import assembly
 from dynamo_trio.standalone.ask import Asker, AskFailed, write_stdout
+from dynamo_trio.standalone.assembly import timetable
 from dynamo_trio.tokenizers import Preprocessor, Tokenizer
 from dynamo_trio.wire.llm import PreprocessedRequest
-from dynamo_trio.worker.hold import hold_engine
+from dynamo_trio.worker.assembly import Model
+from dynamo_trio.worker.loading import load_engine
 from dynamo_trio.worker.serve import engine_handler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_trio.config import Config
-    from dynamo_trio.engines import Engine, StepCore
+    from dynamo_trio.console import Terminal
+    from dynamo_trio.engines import Engine
     from dynamo_trio.frontend.state import Frontend
+    from dynamo_trio.lifecycle import Lifecycle
 
 logger = logging.getLogger("dynamo_trio.standalone")
 
@@ -64,20 +68,16 @@ NO_MODEL = (
 class Program:
     """One run of ``python -m dynamo_trio``. ``run`` is called once."""
 
-    config: Config
-    terminal: Terminal
-    lifecycle: Lifecycle
+    start: Start
     frontend: Frontend
-    #: When the process began, by time.monotonic().
-    began: float
     #: The exit code that the program itself has earned. With ``--ask`` only a complete answer
     #: makes it 0.
     code: int = attrs.field(init=False)
     port: int = 0
-    # Both are set off by a stop that comes before the process is ready; the event is read
-    # by the thread that fetches the model.
+    nest: Nest = attrs.field(init=False)
+    #: Set by a stop that comes before the process is ready; the thread that fetches the model
+    #: reads it.
     _hurry: threading.Event = attrs.field(factory=threading.Event)
-    _startup: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     #: Around the question of ``--ask``: whoever reads the answer may have stopped reading.
     _asking: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
@@ -85,52 +85,56 @@ class Program:
     def _code_default(self) -> int:
         return 0 if self.config.ask is None else 1
 
+    @nest.default
+    def _nest_default(self) -> Nest:
+        return Nest(self.lifecycle, on_early_stop=self._end_the_start)
+
+    @property
+    def config(self) -> Config:
+        return self.start.config
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self.start.lifecycle
+
+    @property
+    def terminal(self) -> Terminal:
+        return self.start.terminal
+
     async def run(self) -> int:
         """Start, serve until a stop is requested, and stop. Returns an exit code.
 
         Raises:
             StartupError: as a member of an exception group, when the start fails.
         """
-        async with trio.open_nursery() as services:
-            services.start_soon(self.lifecycle.run)
-            services.start_soon(self._attend_stop)
-            with self._startup:
-                await self._listen(services)
-                await self._start_and_serve()
-            await self.lifecycle.wait_stopped()
-            services.cancel_scope.cancel("everything inside has ended")
+        await self.nest.run(self._listen_and_serve)
         return self.code
 
-    async def _listen(self, services: trio.Nursery) -> None:
-        listeners = await open_listeners(self.config.http_host, self.config.http_port)
-        self.port = listeners[0].socket.getsockname()[1]
-        serve = partial(serve_http, App(self.frontend), listeners, limits=self.frontend.limits)
-        server = await services.start(self.lifecycle.supervise, serve)
-        self.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
-        logger.info("listening on %s", url_of(self.config.http_host, self.port))
+    async def _listen_and_serve(self, services: trio.Nursery) -> None:
+        services.start_soon(self._tell_who_is_left)
+        self.port = await serve_frontend(
+            self.frontend, services, self.config.http_host, self.config.http_port
+        )
+        await self._start_and_serve()
 
     async def _start_and_serve(self) -> None:
         path = await self._model_path()
         # Abandoned by a stop: a file system that hangs must not hold it.
-        read = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
-        tokenizer = await read(assembly.tokenizer, self.config, path)
-        load = partial(_preprocessor, tokenizer)
+        read = partial(Model.read, self.config, path)
+        model = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        load = partial(_preprocessor, model.tokenizer)
         async with (
             open_runtime(self.lifecycle) as runtime,
             open_catalog(runtime.discovery, runtime.planes, load) as catalog,
         ):
             self.frontend.catalog = catalog
-            await self._serve(runtime, path, tokenizer)
+            await self._serve(runtime, model)
 
-    async def _serve(
-        self, runtime: DistributedRuntime, path: Path | None, tokenizer: Tokenizer
-    ) -> None:
-        name = assembly.model_name(self.config, path)
-        build = partial(assembly.build_core, self.config, path, name, tokenizer)
-        core = await trio.to_thread.run_sync(build)
+    async def _serve(self, runtime: DistributedRuntime, model: Model) -> None:
+        name = model.name
         async with trio.open_nursery() as nursery:
-            engine = await self._load(nursery, core, name)
-            card = self._card(runtime, engine, name, path)
+            engine = await load_engine(self.start, nursery, model)
+            card = self._card(runtime, engine, name, model.path)
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card
             )
@@ -139,14 +143,6 @@ class Program:
                 self._ready(nursery, name)
                 await self.lifecycle.wait_stopped()
                 self._asking.cancel("the process has stopped")
-
-    async def _load(self, nursery: trio.Nursery, core: StepCore, name: str) -> Engine:
-        close = self.lifecycle.timetable.engine_close
-        limits = assembly.engine_limits(self.config, close)
-        with progress(self.terminal, f"loading {name}") as bar:
-            hold = partial(hold_engine, self.lifecycle, core, limits=limits, progress=bar.update)
-            engine: Engine = await nursery.start(self.lifecycle.supervise, hold)
-        return engine
 
     def _card(
         self, runtime: DistributedRuntime, engine: Engine, name: str, path: Path | None
@@ -178,6 +174,7 @@ class Program:
     # --- ready ------------------------------------------------------------------------------
 
     def _ready(self, nursery: trio.Nursery, name: str) -> None:
+        self.nest.ready()
         self.frontend.ready = True
         if self.config.ask is not None:
             nursery.start_soon(self._ask, self.config.ask, name)
@@ -195,7 +192,7 @@ class Program:
             engine=self.config.engine,
             timetable=self.lifecycle.timetable.describe(),
             pid=os.getpid(),
-            seconds=time.monotonic() - self.began,
+            seconds=self.start.seconds(),
         )
 
     async def _ask(self, question: str, name: str) -> None:
@@ -213,11 +210,9 @@ class Program:
 
     # --- stopping ---------------------------------------------------------------------------
 
-    async def _attend_stop(self) -> None:
-        """End a start where it stands; tell a person what a drain waits for."""
+    async def _tell_who_is_left(self) -> None:
+        """Tell a person what a drain waits for."""
         await self.lifecycle.wait_stop_requested()
-        if not self.frontend.ready:
-            self._end_the_start()
         if self.config.ask is not None:
             return  # the last line of the terminal may be the answer's
         try:
@@ -230,7 +225,6 @@ class Program:
 
     def _end_the_start(self) -> None:
         self._hurry.set()
-        self._startup.cancel("a stop was requested during the start")
         if self.config.ask is not None:
             logger.error("no answer: stopped before the question was asked")
 
@@ -245,3 +239,10 @@ class Program:
 async def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
     await trio.lowlevel.checkpoint()  # the tokeniser was loaded before, in a thread
     return Preprocessor(tokenizer, context_length=card.context_length, model=card.name)
+
+
+async def _run(start: Start) -> int:
+    return await Program(start, make_frontend(start.config, start.lifecycle)).run()
+
+
+BODY = Body(timetable, _run)

@@ -27,6 +27,7 @@ LAYERS = (
     {"console", "context", "lifecycle", "tokenizers"},
     {"discovery", "engines", "http", "models", "plane", "process"},
     {"call", "client", "component_metrics", "endpoint", "response_stream", "runtime"},
+    {"program"},
     {"decorators", "frontend", "worker"},
     {"standalone", "__main__"},
 )

@@ -38,13 +38,13 @@ class ModelTable:
 
     endpoint: EndpointId | None = optional(
         EndpointRule(),
-        group=Group.MODEL,
+        group=Group.ENDPOINT,
         env="DYN_ENDPOINT",
         help="Full name of the worker's endpoint; without it, dyn://NAMESPACE.backend.generate.",
     )
     model_name: str | None = optional(
         Text(metavar="NAME"),
-        group=Group.MODEL,
+        group=Group.ENDPOINT,
         env="DYN_MODEL_NAME",
         help="Name that clients use for the model; without it, the model's own name.",
     )
@@ -53,7 +53,8 @@ class ModelTable:
         group=Group.MODEL,
         env="DYN_MODEL_PATH",
         help="The model: a GGUF file for llama, a Hugging Face folder for the simulated engine."
-        " Without it, llama takes the default model, fetched on first use.",
+        " Without it, llama takes the default model, fetched on first use. To a frontend: a local"
+        " copy of the model's files, for those that it cannot have from the worker.",
     )
     endpoint_types: tuple[str, ...] = option(
         ENDPOINT_TYPES,
