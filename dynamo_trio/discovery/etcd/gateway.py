@@ -17,7 +17,7 @@ restarted, users were changed), then the call is made once more.
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -128,9 +128,11 @@ class Gateway:
             StoreUnavailable: no endpoint began an answer.
         """
         response = await self._open_stream(call)
+        chunks = response.aiter_raw()
         try:
-            yield Lines(call.answer, self._settings.max_line, response)
+            yield Lines(call.answer, self._settings.max_line, chunks)
         finally:
+            await _abandon(chunks)
             await response.aclose()
 
     def _order(self) -> list[int]:
@@ -235,12 +237,8 @@ class Lines(Generic[T]):
 
     _type: type[T]
     _limit: int
-    _response: httpx.Response
-    _chunks: AsyncIterator[bytes] = attrs.field(init=False)
+    _chunks: AsyncIterator[bytes]
     _buffer: bytearray = attrs.field(factory=bytearray)
-
-    def __attrs_post_init__(self) -> None:
-        self._chunks = self._response.aiter_raw()
 
     async def next_line(self) -> T:
         """Wait for the next line. To be cancelled here ends the stream.
@@ -285,11 +283,21 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
     if encoding != "identity":
         raise StoreGarbled(f"an answer with content-encoding {encoding!r}")
     raw = bytearray()
-    async for chunk in response.aiter_raw():
+    chunks = response.aiter_raw()
+    async for chunk in chunks:
         raw += chunk
         if len(raw) > limit:
+            await _abandon(chunks)
             raise StoreGarbled(f"an answer of more than {limit} bytes")
     return bytes(raw)
+
+
+async def _abandon(chunks: AsyncIterator[bytes]) -> None:
+    """Read no further, and leave none of httpx's nested generators hanging at a ``yield``."""
+    with trio.CancelScope() as scope, suppress(httpx.TransportError):
+        scope.cancel("no more is read")
+        async for _ in chunks:
+            pass
 
 
 def _check(response: httpx.Response, raw: bytes) -> None:
