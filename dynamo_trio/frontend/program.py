@@ -1,0 +1,87 @@
+"""A frontend as a process.
+
+The nest, from the outside in; each is left only when everything inside it has ended::
+
+    services     the HTTP server (its port answers /live to the very end), lifecycle.run()
+      discovery    the store
+        plane        the request plane
+          catalogue    the models that can be asked
+
+A stop drains the HTTP server first, while all of it is still there: a request that was
+admitted can still be routed, and finish.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dynamo_trio import __version__
+from dynamo_trio.frontend import assembly
+from dynamo_trio.frontend.cards import card_loader
+from dynamo_trio.frontend.catalog import open_catalog
+from dynamo_trio.frontend.serve import serve_frontend
+from dynamo_trio.program.entry import Body, Start
+from dynamo_trio.program.nest import Nest
+from dynamo_trio.program.network import open_discovery, open_plane
+
+if TYPE_CHECKING:
+    import trio
+
+    from dynamo_trio.frontend.state import Frontend
+
+logger = logging.getLogger("dynamo_trio.frontend")
+
+
+@attrs.define(eq=False)
+class Program:
+    """One run of ``python -m dynamo_trio.frontend``. ``run`` is called once."""
+
+    start: Start
+    frontend: Frontend
+    nest: Nest = attrs.field(init=False)
+
+    @nest.default
+    def _nest_default(self) -> Nest:
+        return Nest(self.start.lifecycle)
+
+    async def run(self) -> int:
+        """Start, serve until a stop is requested, and stop. Returns an exit code.
+
+        Raises:
+            StartupError: as a member of an exception group, when the start fails.
+        """
+        await self.nest.run(self._inside)
+        return 0
+
+    async def _inside(self, services: trio.Nursery) -> None:
+        config = self.start.config
+        await serve_frontend(self.frontend, services, config.http_host, config.http_port)
+        load = card_loader(config.cache_dir, model_dir=config.model_path)
+        async with (
+            open_discovery(config) as discovery,
+            open_plane(config) as plane,
+            open_catalog(
+                discovery, {plane.name: plane}, load, namespace=config.namespace
+            ) as catalog,
+        ):
+            self.frontend.catalog = catalog
+            self._ready()
+            await self.start.lifecycle.wait_stopped()
+
+    def _ready(self) -> None:
+        """Without a model too, as Dynamo's frontend: they come and go."""
+        self.nest.ready()
+        self.frontend.ready = True
+        logger.info(
+            "dynamo_trio frontend %s is ready after %.1f s", __version__, self.start.seconds()
+        )
+
+
+async def _run(start: Start) -> int:
+    return await Program(start, assembly.make_frontend(start.config, start.lifecycle)).run()
+
+
+BODY = Body(assembly.timetable, _run)

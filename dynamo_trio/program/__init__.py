@@ -1,0 +1,1 @@
+"""What the programs have in common: how they begin, their outermost nursery, their network."""

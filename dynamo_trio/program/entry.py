@@ -1,0 +1,133 @@
+"""From the command line to the loop and to the exit: what every ``main()`` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import attrs
+
+from dynamo_trio.config import Config, LogFilter, effective
+from dynamo_trio.errors import ConfigError
+from dynamo_trio.process.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dynamo_trio.config import ProgramSpec
+    from dynamo_trio.console import Terminal
+    from dynamo_trio.lifecycle import Lifecycle, Timetable
+    from dynamo_trio.process.run import ProcessContext
+
+logger = logging.getLogger("dynamo_trio")
+
+
+@attrs.frozen(eq=False)
+class Start:
+    """What a program is given to run with."""
+
+    config: Config
+    terminal: Terminal
+    lifecycle: Lifecycle
+    #: When the process began, by time.monotonic().
+    began: float
+
+    def seconds(self) -> float:
+        """Since the process began."""
+        return time.monotonic() - self.began
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """What makes one program differ from the others."""
+
+    #: The limits of its stop.
+    timetable: Callable[[Config], Timetable]
+    #: Starts, serves until a stop is requested, and stops. Returns an exit code.
+    run: Callable[[Start], Awaitable[int]]
+
+
+def enter(spec: ProgramSpec, load: Callable[[], Body]) -> NoReturn:
+    """Run a program and exit.
+
+    ``load`` imports the body, so that ``--help`` and a bad setting do not wait for Trio.
+    """
+    began = time.monotonic()
+    try:
+        config = spec.read_config()
+    except ConfigError as exc:
+        _refuse(exc)
+    if config.print_config:
+        with suppress(OSError):
+            for warning in config.warnings:
+                print(f"dynamo_trio: {warning}", file=sys.stderr)
+        _show(effective(config, groups=spec.groups))
+    _run(config, load, began)
+
+
+def _refuse(exc: ConfigError) -> NoReturn:
+    """Say what is wrong, and leave the report that every end leaves."""
+    with suppress(OSError):
+        print(f"dynamo_trio: {exc}", file=sys.stderr, flush=True)
+    from dynamo_trio.process.last_words import LastWords
+
+    words = LastWords(Config.report_path())
+    lines = [line.strip() for line in str(exc).splitlines()]
+    words.errors += lines[1:] or lines  # of several problems the first line is the heading
+    words.say(ExitCode.USAGE, patience=1.0)
+    os._exit(ExitCode.USAGE)
+
+
+def _show(text: str) -> NoReturn:
+    """Print, and exit. A reader that has left is no error: it has seen enough."""
+    code = ExitCode.OK
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        pass
+    except OSError as exc:
+        code = ExitCode.FATAL
+        with suppress(OSError):
+            print(f"dynamo_trio: cannot print: {exc.strerror}", file=sys.stderr, flush=True)
+    os._exit(code)  # an ordinary exit would flush once more, and complain
+
+
+def _run(config: Config, load: Callable[[], Body], began: float) -> NoReturn:
+    from dynamo_trio.console import configure_logging
+    from dynamo_trio.process.run import run_process
+
+    body = load()
+    terminal = configure_logging(
+        _log_filter(config), jsonl=config.log_jsonl, color=False if config.no_color else None
+    )
+    for warning in config.warnings:
+        logger.warning("%s", warning)
+
+    async def program(process: ProcessContext) -> int:
+        return await body.run(Start(config, terminal, _lifecycle(config, body, process), began))
+
+    run_process(program, report_path=config.shutdown_report)
+
+
+def _lifecycle(config: Config, body: Body, process: ProcessContext) -> Lifecycle:
+    """The process's lifecycle, tied to its signals, its limits told."""
+    from dynamo_trio.lifecycle import Lifecycle
+
+    limits = body.timetable(config)
+    lifecycle = Lifecycle(limits, exit_code_on_loss=config.exit_code_on_loss)
+    process.attach(lifecycle)
+    logger.info("shutdown timetable: %s", limits.describe())
+    for warning in limits.check():
+        logger.warning("%s", warning)
+    return lifecycle
+
+
+def _log_filter(config: Config) -> LogFilter:
+    """With ``--ask`` the answer is what matters, unless somebody asks for more."""
+    if config.ask is not None and "log" not in config.sources:
+        return LogFilter("warn")
+    return config.log

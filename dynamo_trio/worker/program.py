@@ -1,0 +1,119 @@
+"""A worker as a process: from its status port to its registration, and back.
+
+The nest, from the outside in; each is left only when everything inside it has ended::
+
+    services     the status server (its port answers /live to the very end), lifecycle.run()
+      discovery    the store: kept alive, and left last of all that others can see
+        plane        the request plane
+          runtime
+            engine       loaded before anybody can find it, closed after the last request
+              endpoint     card and instance are registered, requests run
+
+A stop goes the other way round: the instance is withdrawn, the grace period is served out,
+the endpoint is closed and drained; then everything is left from the inside out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from dynamo_trio import __version__
+from dynamo_trio.program.entry import Body, Start
+from dynamo_trio.program.nest import Nest
+from dynamo_trio.program.network import open_discovery, open_plane, wait_unreachable
+from dynamo_trio.runtime import DistributedRuntime, open_runtime
+from dynamo_trio.wire.dynamo.codec import codec_named
+from dynamo_trio.wire.llm import PreprocessedRequest
+from dynamo_trio.worker import assembly
+from dynamo_trio.worker.loading import load_engine
+from dynamo_trio.worker.publish import read_card, read_model
+from dynamo_trio.worker.serve import engine_handler
+
+if TYPE_CHECKING:
+    from dynamo_trio.config import Config
+    from dynamo_trio.lifecycle import Lifecycle
+    from dynamo_trio.worker.assembly import Model
+
+logger = logging.getLogger("dynamo_trio.worker")
+
+
+@attrs.define(eq=False)
+class Program:
+    """One run of ``python -m dynamo_trio.worker``. ``run`` is called once."""
+
+    start: Start
+    nest: Nest = attrs.field(init=False)
+
+    @nest.default
+    def _nest_default(self) -> Nest:
+        return Nest(self.lifecycle)
+
+    @property
+    def config(self) -> Config:
+        return self.start.config
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self.start.lifecycle
+
+    async def run(self) -> int:
+        """Start, serve until a stop is requested, and stop. Returns an exit code.
+
+        Raises:
+            StartupError: as a member of an exception group, when the start fails.
+        """
+        await self.nest.run(self._inside)
+        return 0
+
+    async def _inside(self, services: trio.Nursery) -> None:
+        del services
+        model = await read_model(self.config)
+        async with (
+            open_discovery(self.config) as discovery,
+            open_plane(self.config) as plane,
+            open_runtime(
+                self.lifecycle,
+                discovery=discovery,
+                planes=[plane],
+                codec=codec_named(self.config.request_plane_codec),
+                request_limit=self.config.engine_request_limit or math.inf,
+            ) as runtime,
+        ):
+            self.lifecycle.grace_over = partial(wait_unreachable, [plane])
+            await self._serve(runtime, model)
+
+    async def _serve(self, runtime: DistributedRuntime, model: Model) -> None:
+        async with trio.open_nursery() as nursery:
+            engine = await load_engine(self.start, nursery, model)
+            card = await read_card(
+                self.config, engine.info, model.name, runtime.instance_id, base_url=None
+            )
+            serving = runtime.endpoint(str(card.endpoint)).serving(
+                engine_handler(engine), request_type=PreprocessedRequest, card=card
+            )
+            async with serving:
+                self._ready(model)
+                await self.lifecycle.wait_stopped()
+
+    def _ready(self, model: Model) -> None:
+        self.nest.ready()
+        logger.info(
+            "dynamo_trio worker %s is ready after %.1f s: model %s, engine %s",
+            __version__,
+            self.start.seconds(),
+            model.name,
+            self.config.engine,
+        )
+
+
+async def _run(start: Start) -> int:
+    return await Program(start).run()
+
+
+BODY = Body(assembly.timetable, _run)

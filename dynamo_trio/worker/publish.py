@@ -1,0 +1,89 @@
+"""What a worker tells others about its model."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+from msgspec import structs
+
+from dynamo_trio.errors import ConfigError
+from dynamo_trio.models.card_builder import make_card
+from dynamo_trio.wire.dynamo.card import RuntimeConfig, format_model_types
+from dynamo_trio.worker.assembly import Model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_trio.config import Config
+    from dynamo_trio.discovery import ModelCard
+    from dynamo_trio.engines import CoreInfo
+
+
+def model_folder(config: Config) -> Path:
+    """The folder from which frontends get the model's tokeniser.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if config.model_path is None:
+        raise ConfigError(
+            "--model-path (DYN_MODEL_PATH) is not set: a worker needs the model's Hugging Face"
+            " folder, from which frontends get its tokeniser and chat template"
+        )
+    return config.model_path
+
+
+async def read_model(config: Config) -> Model:
+    """The worker's model, read in a thread.
+
+    A stop abandons the thread: a file system that hangs must not hold it.
+
+    Raises:
+        StartupError: it cannot be used.
+    """
+    read = partial(Model.read, config, model_folder(config))
+    model = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+    if "context_tokens" in config.sources or not model.tokenizer.context_length:
+        return model
+    return attrs.evolve(model, context_tokens=model.tokenizer.context_length)
+
+
+async def read_card(
+    config: Config, info: CoreInfo, name: str, instance_id: int, base_url: str | None
+) -> ModelCard:
+    """The card of the worker's model, made in a thread.
+
+    Raises:
+        StartupError: the folder lacks what a card needs.
+    """
+    make = partial(
+        make_card,
+        model_folder(config),
+        name=name,
+        endpoint=config.endpoint_name,
+        instance_id=instance_id,
+        context_length=info.context_tokens,
+        kv_cache_block_size=info.kv_block_tokens,
+        runtime_config=RuntimeConfig(
+            total_kv_blocks=info.kv_blocks_total, max_num_seqs=info.max_running
+        ),
+        base_url=base_url,
+    )
+    card = await trio.to_thread.run_sync(make, abandon_on_cancel=True)
+    return _offered(card, config.endpoint_types)
+
+
+def _offered(card: ModelCard, wanted: tuple[str, ...]) -> ModelCard:
+    """The card without what ``DYN_ENDPOINT_TYPES`` leaves out."""
+    kinds = card.model_type & {*wanted}
+    if not kinds:
+        raise ConfigError(
+            f"--endpoint-types (DYN_ENDPOINT_TYPES) is {','.join(wanted)}, but the model at"
+            f" {card.model_path} offers {', '.join(sorted(card.model_type))} only"
+        )
+    assert card.card_json is not None
+    card_json = structs.replace(card.card_json, model_type=format_model_types(kinds))
+    return attrs.evolve(card, model_type=kinds, card_json=card_json)
