@@ -28,6 +28,12 @@ def contradictions(values: Mapping[str, object], options: Mapping[str, AnyOption
     for name, needed in NEEDS:
         if values.get(name) is not None and needed in values and values[needed] is None:
             yield f"{options[name].env}: needs {options[needed].env} ({options[needed].flag}) too"
+    paths = [values.get(name) for name in ("system_health_path", "system_live_path")]
+    if paths[0] is not None and paths[0] == paths[1]:
+        yield (
+            f"DYN_SYSTEM_HEALTH_PATH and DYN_SYSTEM_LIVE_PATH are both {paths[0]}:"
+            " they must differ, for only one of them is 503 while the worker stops"
+        )
 
 
 def without_effect(values: Mapping[str, object], sources: Mapping[str, str]) -> Iterator[str]:

@@ -46,12 +46,16 @@ UPLOAD_GRACE = 1.0
 
 
 async def open_listeners(
-    host: str, port: int, *, backlog: int = HttpLimits().backlog
+    host: str,
+    port: int,
+    *,
+    backlog: int = HttpLimits().backlog,
+    setting: str = "--http-host, DYN_HTTP_HOST",
 ) -> list[trio.SocketListener]:
     """Listen on ``host`` (a name or an address) and ``port`` (0: any free one).
 
     A name with several addresses gives a listener for each; with port 0 only one, since
-    each would get a port of its own.
+    each would get a port of its own. ``setting`` is what a message about the host names.
 
     Raises:
         PortInUse: another process has the port, or it may not be bound.
@@ -69,8 +73,8 @@ async def open_listeners(
             or exc.errno == errno.EADDRNOTAVAIL
         ):
             raise ConfigError(
-                f"cannot listen on host {host!r} (--http-host, DYN_HTTP_HOST): must be an address"
-                f" of this machine, or a name that has one"
+                f"cannot listen on host {host!r} ({setting}): must be an address of this"
+                f" machine, or a name that has one"
             ) from exc
         shown = f"[{host}]" if ":" in host else host
         raise PortInUse(f"cannot listen on {shown}:{port}: {_explain(exc)}") from exc

@@ -34,6 +34,8 @@ from dynamo_trio.worker import assembly
 from dynamo_trio.worker.loading import load_engine
 from dynamo_trio.worker.publish import read_card, read_model
 from dynamo_trio.worker.serve import engine_handler
+from dynamo_trio.worker.status import WorkerStatus
+from dynamo_trio.worker.status_server import serve_status
 
 if TYPE_CHECKING:
     from dynamo_trio.config import Config
@@ -48,7 +50,12 @@ class Program:
     """One run of ``python -m dynamo_trio.worker``. ``run`` is called once."""
 
     start: Start
+    status: WorkerStatus = attrs.field(init=False)
     nest: Nest = attrs.field(init=False)
+
+    @status.default
+    def _status_default(self) -> WorkerStatus:
+        return WorkerStatus(self.lifecycle, began=self.start.began)
 
     @nest.default
     def _nest_default(self) -> Nest:
@@ -72,7 +79,7 @@ class Program:
         return 0
 
     async def _inside(self, services: trio.Nursery) -> None:
-        del services
+        base_url = await serve_status(self.status, services, self.config)
         model = await read_model(self.config)
         async with (
             open_discovery(self.config) as discovery,
@@ -86,14 +93,16 @@ class Program:
             ) as runtime,
         ):
             self.lifecycle.grace_over = partial(wait_unreachable, [plane])
-            await self._serve(runtime, model)
+            self.status.attach(runtime)
+            await self._serve(runtime, model, base_url)
 
-    async def _serve(self, runtime: DistributedRuntime, model: Model) -> None:
+    async def _serve(self, runtime: DistributedRuntime, model: Model, base_url: str | None) -> None:
         async with trio.open_nursery() as nursery:
             engine = await load_engine(self.start, nursery, model)
             card = await read_card(
-                self.config, engine.info, model.name, runtime.instance_id, base_url=None
+                self.config, engine.info, model.name, runtime.instance_id, base_url
             )
+            self.status.cards.offer(card)
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card
             )
@@ -103,6 +112,7 @@ class Program:
 
     def _ready(self, model: Model) -> None:
         self.nest.ready()
+        self.status.ready = True
         logger.info(
             "dynamo_trio worker %s is ready after %.1f s: model %s, engine %s",
             __version__,

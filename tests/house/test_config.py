@@ -361,6 +361,11 @@ def test_a_path_of_the_status_server_is_one() -> None:
         assert "a path that begins with '/'" in problem_of(DYN_SYSTEM_HEALTH_PATH=bad)
 
 
+def test_health_and_life_are_two_questions() -> None:
+    assert "they must differ" in problem_of(DYN_SYSTEM_LIVE_PATH="/health")
+    assert load(DYN_SYSTEM_LIVE_PATH="/health", DYN_SYSTEM_HEALTH_PATH="/x").warnings == ()
+
+
 def test_a_password_is_shown_nowhere() -> None:
     config = load(ETCD_AUTH_USERNAME="root", ETCD_AUTH_PASSWORD="s3cret")
     assert config.etcd_password == "s3cret"

@@ -1,0 +1,45 @@
+"""The status server on its port."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dynamo_trio.http.server import open_listeners, serve_http
+from dynamo_trio.plane.tcp.hosts import listening_host
+from dynamo_trio.worker.status import StatusApp
+
+if TYPE_CHECKING:
+    import trio
+
+    from dynamo_trio.config import Config
+    from dynamo_trio.worker.status import WorkerStatus
+
+logger = logging.getLogger("dynamo_trio.worker")
+
+
+async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Config) -> str | None:
+    """Serve until ``services`` ends, if the settings ask for it (``DYN_SYSTEM_PORT``).
+
+    Returns the URL at which other machines reach the server.
+
+    Raises:
+        PortInUse, ConfigError: the port cannot be listened on.
+    """
+    if config.system_port < 0:
+        return None
+    host, told = listening_host(config.system_host, "DYN_SYSTEM_HOST")
+    setting = "--system-host, DYN_SYSTEM_HOST"
+    listeners = await open_listeners(host, config.system_port, setting=setting)
+    port = listeners[0].socket.getsockname()[1]
+    app = StatusApp(status, config.system_health_path, config.system_live_path)
+    serve = partial(serve_http, app, listeners, limits=app.limits)
+    server = await services.start(status.lifecycle.supervise, serve)
+    status.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
+    logger.info("status server on %s", _authority(host, port))
+    return f"http://{_authority(told, port)}"
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
