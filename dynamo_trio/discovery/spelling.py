@@ -44,10 +44,8 @@ def spell(record: Record) -> bytes:
     Raises:
         InvalidArgument: it says nothing to them, or its names make no key.
     """
-    try:
-        InstanceKey.parse(record.key)
-    except RemoteProtocolError as exc:
-        raise InvalidArgument(f"{record.endpoint} cannot be published: {exc}") from None
+    if not all(record.endpoint.path.split("/")) or record.endpoint.path.count("/") != 2:
+        raise InvalidArgument(f"{record.endpoint} cannot be published: no name may hold a '/'")
     return encode_record(_instance(record) if isinstance(record, Instance) else _card(record))
 
 

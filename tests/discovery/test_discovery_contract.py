@@ -140,7 +140,7 @@ async def test_an_instance_can_have_all_of_its_64_bits(
     await wait_for(other, largest)
 
 
-async def test_an_instance_id_stays_and_is_never_0(discovery: Discovery) -> None:
+async def test_an_instance_id_has_64_bits_and_is_never_0(discovery: Discovery) -> None:
     number = discovery.assign_instance_id()
     assert 0 < number < 2**64
 
