@@ -42,6 +42,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
+def lone_stage(stage: Stage) -> Iterator[Stage]:
+    """The stage for a test that plays its workers itself."""
+    stage.fleet.news()
+    yield stage
+    print(stage.fleet.news())
+
+
+@pytest.fixture
 def scene(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """What one test needs, for its values of the axes (see ``axes``)."""
     backend, codec = request.param

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING
 
 import attrs
@@ -39,33 +40,40 @@ class Stage:
 
     fleet: Fleet
     _stores: dict[str, Store] = attrs.field(factory=dict)
-    _frontends: dict[tuple[str, int], Frontend] = attrs.field(factory=dict)
+    _frontends: dict[int, Frontend] = attrs.field(factory=dict)
     _folders: dict[int, Path] = attrs.field(factory=dict)
     #: Processes that do not end with the test in which they were started.
     lasting: list[Process] = attrs.field(factory=list)
+    #: Some tests ask from several threads.
+    _making: threading.Lock = attrs.field(factory=threading.Lock)
 
-    def store(self, backend: str) -> Store:
-        if backend not in self._stores:
-            before = len(self.fleet.processes)
-            make = {"file": self.fleet.file_store, "etcd": self.fleet.etcd_store}
-            self._stores[backend] = make[backend]()
-            self.lasting += self.fleet.processes[before:]
-        return self._stores[backend]
+    def store(self, backend: str, name: str = "") -> Store:
+        """The store of this kind, or a further one with a name of its own."""
+        key = f"{backend} {name}"
+        with self._making:
+            if key not in self._stores:
+                before = len(self.fleet.processes)
+                make = {"file": self.fleet.file_store, "etcd": self.fleet.etcd_store}
+                self._stores[key] = make[backend]()
+                self.lasting += self.fleet.processes[before:]
+            return self._stores[key]
 
-    def their_frontend(self, backend: str, migrations: int = 3) -> Frontend:
-        key = (backend, migrations)
-        if key not in self._frontends:
-            flags = ("--migration-limit", str(migrations))
-            frontend = self.fleet.their_frontend(self.store(backend), *flags)
-            self.lasting.append(frontend.process)
-            self._frontends[key] = frontend
-        return self._frontends[key]
+    def their_frontend(self, store: Store, migrations: int = 3) -> Frontend:
+        """The frontend of a store; it has one at most."""
+        with self._making:
+            if id(store) not in self._frontends:
+                flags = ("--migration-limit", str(migrations))
+                frontend = self.fleet.their_frontend(store, *flags)
+                self.lasting.append(frontend.process)
+                self._frontends[id(store)] = frontend
+            return self._frontends[id(store)]
 
     def folder(self, context_length: int = 8192) -> Path:
-        if context_length not in self._folders:
-            path = self.fleet.folder / f"tiny-{context_length}"
-            self._folders[context_length] = tiny_model(path, context_length=context_length)
-        return self._folders[context_length]
+        with self._making:
+            if context_length not in self._folders:
+                path = self.fleet.folder / f"tiny-{context_length}"
+                self._folders[context_length] = tiny_model(path, context_length=context_length)
+            return self._folders[context_length]
 
 
 @attrs.define(eq=False)
@@ -82,7 +90,7 @@ class Scene:
 
     @property
     def their_frontend(self) -> Frontend:
-        return self.stage.their_frontend(self.backend)
+        return self.stage.their_frontend(self.store)
 
     def model(self, *, context_length: int = 8192) -> Model:
         return Model(self.stage.folder(context_length))
