@@ -32,7 +32,7 @@ from dynamo_trio.models.card_files import CardFile, digest_of, files_of, read_fi
 from dynamo_trio.models.card_store import CardStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from dynamo_trio.wire.dynamo.card import CardJson
@@ -87,11 +87,17 @@ class _Fetch:
 
     async def bring(self, file: CardFile) -> None:
         """See that the store holds the file."""
+        await self._bounded(file, self._bring)
+
+    async def _bring(self, file: CardFile) -> None:
+        if not await _in_thread(self.store.holds, file):
+            content = await self._get(file)
+            await _in_thread(self.store.put, file.digest, content)
+
+    async def _bounded(self, file: CardFile, get: Callable[[CardFile], Awaitable[object]]) -> None:
         try:
             with trio.fail_after(self.limits.file_time):
-                if not await _in_thread(self.store.holds, file):
-                    content = await self._get(file)
-                    await _in_thread(self.store.put, file.digest, content)
+                await get(file)
         except trio.TooSlowError:
             raise CardUnusable(
                 f"{file.name} took longer than {self.limits.file_time:g} seconds"
@@ -154,10 +160,15 @@ class _Fetch:
 
 async def _body(response: httpx.Response, file: CardFile) -> bytes:
     content = bytearray()
-    async for piece in response.aiter_raw():
-        content += piece
-        if len(content) > file.limit:
-            raise CardUnusable(f"{_shown(file.source)}: longer than {file.limit} bytes")
+    # Leaving the loop would leave httpx's nested generators to the garbage collector; a
+    # cancellation unwinds them all.
+    with trio.CancelScope() as scope:
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > file.limit:
+                scope.cancel("the file is too long")
+    if len(content) > file.limit:
+        raise CardUnusable(f"{_shown(file.source)}: longer than {file.limit} bytes")
     return bytes(content)
 
 

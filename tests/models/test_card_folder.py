@@ -8,10 +8,10 @@ import pytest
 
 from dynamo_trio.config import Config, Group
 from dynamo_trio.engines.vocabulary import AnyOf
-from dynamo_trio.standalone.assembly import build_core
 from dynamo_trio.testing import SimCore, make_model_folder
 from dynamo_trio.tokenizers import Preprocessor, load_tokenizer
 from dynamo_trio.wire.openai.request import parse_chat
+from dynamo_trio.worker.assembly import Model, build_core
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +54,8 @@ def test_a_chat_is_rendered(tmp_path: Path) -> None:
 def test_the_simulated_engine_writes_words_of_this_vocabulary(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     config = Config.from_args_and_env(["--engine", "sim"], {}, groups=list(Group))
-    tokenizer = load_tokenizer(folder)
-    core = build_core(config, folder, "tiny", tokenizer)
+    model = Model.read(config, folder)
+    core, tokenizer = build_core(config, model), model.tokenizer
     assert isinstance(core, SimCore)
     assert isinstance(core.settings.vocabulary, AnyOf)
     words = core.settings.vocabulary.token_ids
