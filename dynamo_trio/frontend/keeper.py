@@ -22,7 +22,8 @@ import attrs
 import trio
 
 from dynamo_trio.client import Client, open_client
-from dynamo_trio.errors import DynamoException, StartupError
+from dynamo_trio.errors import CardUnusable, DynamoException, StartupError
+from dynamo_trio.models.card_files import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -92,6 +93,8 @@ class ModelKeeper:
     sources: Sources
     _candidates: dict[str, _Candidate] = attrs.field(factory=dict)
     _changed: trio.Event = attrs.field(factory=trio.Event)
+    #: The card from which the model was made that is offered now.
+    _offered: ModelCard | None = None
 
     def put(self, card: ModelCard) -> None:
         """A card of this model is there, or its content has changed."""
@@ -100,6 +103,8 @@ class ModelKeeper:
             return
         if known is not None:
             known.loading.cancel("the card has changed")
+        if self._offered is not None and self._offered.endpoint == card.endpoint:
+            _warn_if_different(self._offered, card)
         self._candidates[card.key] = _Candidate(card)
         self._notify()
 
@@ -118,7 +123,9 @@ class ModelKeeper:
                 continue
             preprocessor = await self._load(candidate)
             if preprocessor is not None:
+                self._offered = candidate.card
                 await self._offer(candidate.card.endpoint, preprocessor)
+                self._offered = None
 
     async def _next(self) -> _Candidate | None:
         """The card whose turn it is, once it is; None if the cards have changed meanwhile."""
@@ -163,3 +170,22 @@ class ModelKeeper:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _warn_if_different(offered: ModelCard, card: ModelCard) -> None:
+    """Tell of workers that serve two different models under one name."""
+    if _content(card) != _content(offered):
+        logger.warning(
+            "the card of %s has other files than that of %s, which %s is served with: token ids"
+            " may mean other words there",
+            *(card.key, offered.key, card.name),
+        )
+
+
+def _content(card: ModelCard) -> frozenset[tuple[str, str]]:
+    if card.card_json is None:
+        return frozenset()
+    try:
+        return frozenset((file.name, file.digest) for file in files_of(card.card_json))
+    except CardUnusable:
+        return frozenset()

@@ -248,6 +248,20 @@ async def test_a_card_that_changes_its_name_moves(autojump_clock: trio.testing.M
         assert fleet.names() == []
 
 
+async def test_two_models_under_one_name_are_told_of(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def card(number: int, folder: str) -> ModelCard:
+        made = make_model_folder(tmp_path / folder, name=folder)
+        return make_card(made, name="m", endpoint=GENERATE, instance_id=number)
+
+    async with open_fleet() as fleet:
+        for number, folder in enumerate(("one", "one", "two"), start=1):
+            await fleet.discovery.register(card(number, folder))
+            await trio.sleep(1)
+            assert ("has other files" in caplog.text) == (folder == "two")
+
+
 # --- the loader --------------------------------------------------------------------------------
 
 
