@@ -237,9 +237,7 @@ async def open_file_store(
     try:
         await run(partial(settings.root.mkdir, parents=True, exist_ok=True))
     except OSError as exc:
-        raise FileUnusable(
-            f"DYN_FILE_KV={settings.root}: no directory for discovery: {exc}"
-        ) from exc
+        raise FileUnusable(f"DYN_FILE_KV={settings.root} cannot be used: {exc}") from exc
     store = FileStore(settings, wall, run)
     try:
         async with trio.open_nursery() as nursery:

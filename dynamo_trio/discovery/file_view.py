@@ -117,7 +117,9 @@ class Expiry:
         ``times``: of modification, in nanoseconds by file name; ``wall``: seconds since the
         epoch.
         """
-        self._seen = {name: (time, self._rounds(name, time)) for name, time in times.items()}
+        self._seen = {
+            name: (time, self._rounds(name, time)) for name, time in times.items() if _is_key(name)
+        }
         oldest = (wall - self.ttl) * 1e9
         return {
             name: time
