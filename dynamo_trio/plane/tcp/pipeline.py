@@ -35,10 +35,10 @@ from dynamo_trio.wire.dynamo.receiver import Closed
 from dynamo_trio.wire.dynamo.request_plane import RequestClient
 
 if TYPE_CHECKING:
-    from dynamo_trio.wire.dynamo.ack import Ack
     from collections.abc import Awaitable, Callable
 
     from dynamo_trio.plane.tcp.settings import TcpSettings
+    from dynamo_trio.wire.dynamo.ack import Ack
     from dynamo_trio.wire.dynamo.request_frame import RequestFrame
 
     #: Opens a connection, within its own limit, or raises OSError.
@@ -217,6 +217,7 @@ class Pipeline:
                 if data := self._take():
                     await transport.send_all(data)
                 self._writing = 0
+                self._set_deadline()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader hears what the worker has still said, and then the end
 
