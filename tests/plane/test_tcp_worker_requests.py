@@ -83,7 +83,7 @@ async def test_a_message_that_is_too_large_is_refused_and_the_connection_closed(
         assert await peer.next_ack() == ACCEPTED
         ack = await peer.next_ack()
         assert isinstance(ack, Ack)
-        assert ack.text.startswith("Read error: message too large: 1000")
+        assert ack.text.startswith("Server unavailable: Read error: message too large: 1000")
         assert ack.text.endswith("(max: 4096 bytes)")
         assert await peer.next_ack() == Closed()
 

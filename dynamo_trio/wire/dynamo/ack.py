@@ -11,9 +11,10 @@ for an acceptance*, and the client waits for a stream that never comes. So what 
 is about and how it is spelled are two things here:
 
 * :func:`refusal` spells everything as ``Server overloaded: ...``, which lets that frontend
-  try another worker at once. (``Server unavailable: ...`` would fail the request.) Only a
-  message that is too large is told as the real worker tells it, since trying elsewhere
-  would not help; nor would it for one that cannot be read (:func:`unreadable`).
+  try another worker at once. Only a message that is too large, or that cannot be read
+  (:func:`unreadable`), is ``Server unavailable: ...``, which fails the request at once, since
+  trying elsewhere would not help. (The real worker's own ``Read error: message too large``
+  leaves its frontend waiting for ever, if it arrives before a reset.)
 * :func:`classify` reads what workers of either kind write. Any text is a refusal here.
 """
 
@@ -69,15 +70,17 @@ _DRAINING = "draining"
 _UNAVAILABLE = "Server unavailable:"
 _UNKNOWN_ENDPOINT = "Unknown endpoint: "
 _READ_ERROR = "Read error: "
+_TOO_LARGE = "message too large"
 
 #: Beginning of the text -> verdict. The first that fits counts.
 _VERDICTS = (
     (_OVERLOADED + _DRAINING, Verdict.DRAINING),
     (_OVERLOADED + _UNKNOWN_ENDPOINT, Verdict.UNKNOWN_ENDPOINT),
     (_OVERLOADED.rstrip(), Verdict.OVERLOADED),
+    (f"{_UNAVAILABLE} {_READ_ERROR}{_TOO_LARGE}", Verdict.TOO_LARGE),
     (_UNAVAILABLE, Verdict.UNAVAILABLE),
     (_UNKNOWN_ENDPOINT.rstrip(), Verdict.UNKNOWN_ENDPOINT),
-    (_READ_ERROR + "message too large", Verdict.TOO_LARGE),
+    (_READ_ERROR + _TOO_LARGE, Verdict.TOO_LARGE),
 )
 
 # As in Dynamo 1.5.1, a worker that calls itself unavailable does not make a request move.
@@ -108,7 +111,7 @@ def refused(ack: Ack) -> DynamoException | None:
 def refusal(error: DynamoException) -> Ack:
     """How a worker of ours says no; see the head of this module for the spelling."""
     if isinstance(error, MessageTooLarge):
-        return Ack(_READ_ERROR + error.message)
+        return Ack(f"{_UNAVAILABLE} {_READ_ERROR}{error.message}")
     if isinstance(error, Draining):
         return Ack(_OVERLOADED + _DRAINING)
     return Ack(_OVERLOADED + error.message.removeprefix(_OVERLOADED))

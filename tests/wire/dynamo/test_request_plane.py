@@ -278,7 +278,7 @@ def test_a_frame_above_the_workers_limit_is_not_sent() -> None:
         (errors.Overloaded("Server overloaded: x"), "Server overloaded: x", errors.Overloaded),
         (
             errors.MessageTooLarge(size=3, limit=2),
-            "Read error: message too large: 3 bytes (max: 2 bytes)",
+            "Server unavailable: Read error: message too large: 3 bytes (max: 2 bytes)",
             errors.PayloadTooLarge,
         ),
     ],
