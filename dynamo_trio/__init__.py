@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dynamo_trio.client import Client as Client
     from dynamo_trio.config import Config as Config
     from dynamo_trio.context import Context as Context
+    from dynamo_trio.decorators import dynamo_endpoint as dynamo_endpoint
+    from dynamo_trio.decorators import dynamo_worker as dynamo_worker
     from dynamo_trio.lifecycle import Hooks as Hooks
     from dynamo_trio.lifecycle import Lifecycle as Lifecycle
     from dynamo_trio.lifecycle import Phase as Phase
@@ -37,6 +39,8 @@ _HOMES = {
     "Phase": "dynamo_trio.lifecycle",
     "RequestHead": "dynamo_trio.plane",
     "Timetable": "dynamo_trio.lifecycle",
+    "dynamo_endpoint": "dynamo_trio.decorators",
+    "dynamo_worker": "dynamo_trio.decorators",
     "open_runtime": "dynamo_trio.runtime",
 }
 
@@ -52,6 +56,8 @@ __all__ = [
     "RequestHead",
     "Timetable",
     "__version__",
+    "dynamo_endpoint",
+    "dynamo_worker",
     "open_runtime",
 ]
 

@@ -8,13 +8,68 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import trio
 
+from dynamo_trio.config.programs import LIBRARY
 from dynamo_trio.errors import InvalidArgument
+from dynamo_trio.lifecycle import Lifecycle
+from dynamo_trio.process import ProcessContext
+from dynamo_trio.program.limits import worker_timetable
+from dynamo_trio.program.runtime import open_configured_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from dynamo_trio.endpoint import Handler
+
+
+def dynamo_worker(
+    enable_nats: bool | None = None,
+) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[None]]]:
+    """Give the decorated function a runtime, set up as the environment says.
+
+    Both ``trio.run(main)`` and :func:`run_process(main) <dynamo_trio.process.run_process>` run
+    the result; only with the second is the process told of signals. When the function returns
+    the runtime stops gracefully; when a stop comes first, the function is cancelled once the
+    work is over. ``enable_nats`` is there for old callers; True is refused.
+
+    Raises:
+        StartupError: when run: a variable is wrong, or the store cannot be reached.
+    """
+    if enable_nats:
+        raise ValueError("enable_nats=True: there is no NATS here")
+
+    def decorate(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
+        @wraps(function)
+        async def run(*args: Any) -> None:
+            given = bool(args) and isinstance(args[0], ProcessContext)
+            await _run_worker(function, args[0] if given else None, args[int(given) :])
+
+        return run
+
+    return decorate
+
+
+async def _run_worker(
+    function: Callable[..., Awaitable[Any]], process: ProcessContext | None, args: tuple[Any, ...]
+) -> None:
+    config = LIBRARY.read_config(())
+    lifecycle = Lifecycle(worker_timetable(config), exit_code_on_loss=config.exit_code_on_loss)
+    if process is not None:
+        process.attach(lifecycle)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lifecycle.run)
+        async with open_configured_runtime(config, lifecycle) as runtime:
+            async with trio.open_nursery() as body:
+                body.start_soon(_cancel_when_stopped, lifecycle, body.cancel_scope)
+                await function(runtime, *args)
+                lifecycle.request_stop("the worker function has returned")
+                await lifecycle.wait_stopped()
+
+
+async def _cancel_when_stopped(lifecycle: Lifecycle, scope: trio.CancelScope) -> None:
+    await lifecycle.wait_stopped()
+    scope.cancel("the process has stopped")
 
 
 def dynamo_endpoint(request_model: type, response_model: type) -> Callable[[Handler], Handler]:

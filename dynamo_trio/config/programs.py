@@ -11,7 +11,7 @@ from dynamo_trio.config.config import Config
 from dynamo_trio.config.option import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _EVERYWHERE = (Group.PROGRAM, Group.STOP, Group.LOG)
 _NETWORK = (Group.DISCOVERY, Group.REQUEST_PLANE, Group.TLS)
@@ -34,13 +34,14 @@ class ProgramSpec:
     def command(self) -> str:
         return f"python -m {self.module}"
 
-    def read_config(self) -> Config:
-        """The configuration, from this process's flags and variables.
+    def read_config(self, argv: Sequence[str] | None = None) -> Config:
+        """The configuration, from this process's variables and flags, or those in ``argv``.
 
         Raises:
             ConfigError: as :meth:`Config.from_args_and_env`.
         """
         return Config.from_args_and_env(
+            argv,
             groups=self.groups,
             prog=self.command,
             description=self.description,
@@ -65,5 +66,11 @@ WORKER = ProgramSpec(
     module="dynamo_trio.worker",
     description="Serve a model to the frontends that discovery shows it to, Dynamo's among them.",
     groups=frozenset({*_EVERYWHERE, *_NETWORK, *_WORKER, Group.SERVE, Group.STATUS}),
+)
+#: A program of somebody else's that serves endpoints.
+LIBRARY = ProgramSpec(
+    module="dynamo_trio.worker",
+    description="",
+    groups=frozenset({Group.STOP, Group.STOP_WORKER, *_NETWORK, Group.SERVE}),
 )
 PROGRAMS = (STANDALONE, FRONTEND, WORKER)

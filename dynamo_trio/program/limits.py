@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dynamo_trio.lifecycle import DrainPolicy, GraceMode, Timetable
 
 if TYPE_CHECKING:
@@ -22,3 +24,8 @@ def common_timetable(config: Config) -> Timetable:
         fatal=config.fatal_limit,
         killed_after=config.termination_grace,
     )
+
+
+def worker_timetable(config: Config) -> Timetable:
+    """The limits of the stop of a process that serves endpoints."""
+    return attrs.evolve(common_timetable(config), grace=config.grace, total=config.worker_budget)

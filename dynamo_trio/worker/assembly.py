@@ -11,7 +11,6 @@ from dynamo_trio.engines import CoreSpec, Limits, StepCore, make_core
 from dynamo_trio.engines.faults import Fault
 from dynamo_trio.engines.vocabulary import AnyOf
 from dynamo_trio.errors import FileUnusable
-from dynamo_trio.program.limits import common_timetable
 from dynamo_trio.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
@@ -19,13 +18,7 @@ if TYPE_CHECKING:
 
     from dynamo_trio.config import Config
     from dynamo_trio.engines.vocabulary import Vocabulary
-    from dynamo_trio.lifecycle import Timetable
     from dynamo_trio.tokenizers import Tokenizer
-
-
-def timetable(config: Config) -> Timetable:
-    """The limits of a worker's stop."""
-    return attrs.evolve(common_timetable(config), grace=config.grace, total=config.worker_budget)
 
 
 def engine_limits(config: Config, close: float) -> Limits:

@@ -16,8 +16,6 @@ the endpoint is closed and drained; then everything is left from the inside out.
 from __future__ import annotations
 
 import logging
-import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -25,12 +23,10 @@ import trio
 
 from dynamo_trio import __version__
 from dynamo_trio.program.entry import Body, Start
+from dynamo_trio.program.limits import worker_timetable
 from dynamo_trio.program.nest import Nest
-from dynamo_trio.program.network import open_discovery, open_plane, wait_unreachable
-from dynamo_trio.runtime import DistributedRuntime, open_runtime
-from dynamo_trio.wire.dynamo.codec import codec_named
+from dynamo_trio.program.runtime import open_configured_runtime
 from dynamo_trio.wire.llm import PreprocessedRequest
-from dynamo_trio.worker import assembly
 from dynamo_trio.worker.loading import load_engine
 from dynamo_trio.worker.publish import read_card, read_model
 from dynamo_trio.worker.serve import engine_handler
@@ -40,6 +36,7 @@ from dynamo_trio.worker.status_server import serve_status
 if TYPE_CHECKING:
     from dynamo_trio.config import Config
     from dynamo_trio.lifecycle import Lifecycle
+    from dynamo_trio.runtime import DistributedRuntime
     from dynamo_trio.worker.assembly import Model
 
 logger = logging.getLogger("dynamo_trio.worker")
@@ -81,18 +78,7 @@ class Program:
     async def _inside(self, services: trio.Nursery) -> None:
         base_url = await serve_status(self.status, services, self.config)
         model = await read_model(self.config)
-        async with (
-            open_discovery(self.config) as discovery,
-            open_plane(self.config) as plane,
-            open_runtime(
-                self.lifecycle,
-                discovery=discovery,
-                planes=[plane],
-                codec=codec_named(self.config.request_plane_codec),
-                request_limit=self.config.engine_request_limit or math.inf,
-            ) as runtime,
-        ):
-            self.lifecycle.grace_over = partial(wait_unreachable, [plane])
+        async with open_configured_runtime(self.config, self.lifecycle) as runtime:
             self.status.attach(runtime)
             await self._serve(runtime, model, base_url)
 
@@ -126,4 +112,4 @@ async def _run(start: Start) -> int:
     return await Program(start).run()
 
 
-BODY = Body(assembly.timetable, _run)
+BODY = Body(worker_timetable, _run)

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import trio
 
-from dynamo_trio import Context, open_runtime
-from dynamo_trio.decorators import dynamo_endpoint
-from dynamo_trio.errors import InvalidArgument
+from dynamo_trio import Context, Phase, open_runtime
+from dynamo_trio.decorators import dynamo_endpoint, dynamo_worker
+from dynamo_trio.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
+    from dynamo_trio import DistributedRuntime
     from dynamo_trio.endpoint import Handler
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+autojump = pytest.mark.usefixtures("autojump_clock")
 
 
 class Question(msgspec.Struct):
@@ -53,6 +56,7 @@ class Service:
         yield request.text + context.id()
 
 
+@autojump
 @pytest.mark.parametrize(
     ("handler", "answer"),
     [(plain, ["a", "b"]), (with_context, ["ab1"]), (Service().method, ["ab1"])],
@@ -85,3 +89,74 @@ async def test_the_handler_is_closed_with_its_wrapper() -> None:
     assert await anext(generator) == "x"
     await generator.aclose()
     assert closed == ["x"]
+
+
+# --- dynamo_worker -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(tmp_path),
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0.01",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+async def letters(request: str) -> AsyncGenerator[str, None]:
+    for letter in request:
+        yield letter
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_worker_gets_a_runtime_as_the_environment_says(tmp_path: Path) -> None:
+    answers = []
+
+    @dynamo_worker()
+    async def main(runtime: DistributedRuntime, question: str) -> None:
+        endpoint = runtime.endpoint("t.b.generate")
+        async with endpoint.serving(letters), endpoint.client() as client:
+            await client.wait_for_instances()
+            assert list((tmp_path / "v1" / "instances").iterdir())
+            async with client.generate(question) as stream:
+                answers.extend([item async for item in stream])
+
+    trio.run(main, "ab")
+    assert answers == ["a", "b"]
+    assert not list((tmp_path / "v1" / "instances").iterdir())
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_worker_that_serves_for_ever_is_ended_by_a_stop() -> None:
+    ended = []
+
+    @dynamo_worker()
+    async def main(runtime: DistributedRuntime) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.endpoint("t.b.generate").serve_endpoint, letters)
+            runtime.shutdown()
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.append(runtime.lifecycle.phase)
+
+    trio.run(main)
+    assert ended == [Phase.STOPPED]
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dynamo_worker()
+    async def main(runtime: DistributedRuntime) -> None:
+        raise AssertionError("it must not run")
+
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "paper")
+    with pytest.raises(ConfigError, match="DYN_DISCOVERY_BACKEND"):
+        trio.run(main)
+
+
+def test_there_is_no_nats() -> None:
+    with pytest.raises(ValueError, match="NATS"):
+        dynamo_worker(enable_nats=True)
