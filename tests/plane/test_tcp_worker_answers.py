@@ -230,6 +230,23 @@ async def test_kill_after_stop_cancels() -> None:
         assert bench.call.stops == 1
 
 
+async def test_a_reset_can_first_be_seen_by_sending() -> None:
+    async with open_bench() as bench:
+        home = await bench.peer.call()
+        bench.call.outbox.begin()
+        home.reset()
+        for _ in range(10_000):  # no other task runs meanwhile
+            bench.call.outbox.put(b"\x01")
+            if bench.call.cancels:
+                break
+        assert bench.call.cancels == 1
+        assert bench.call.outbox.has_credit
+        bench.call.outbox.put(b"late")
+        bench.call.outbox.finish(None)
+        await bench.plane.server.say_farewell()
+        assert bench.call.cancels == 1
+
+
 @pytest.mark.parametrize("leave", LEAVINGS)
 async def test_leaving_behind_the_end_is_the_normal_end(
     leave: Callable[[Home], Awaitable[None]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -11,7 +12,7 @@ import trio
 import trio.testing
 
 from dynamo_trio.errors import ConfigError, PortInUse
-from dynamo_trio.plane.tcp import TcpSettings, connecting, open_tcp_plane
+from dynamo_trio.plane.tcp import TcpSettings, connecting, hosts, open_tcp_plane
 from dynamo_trio.plane.tcp.connecting import accept_connections, dial
 from dynamo_trio.plane.tcp.hosts import interface_address, listening_host, routable_address
 from dynamo_trio.plane.tcp.server_side import TcpServerSide
@@ -20,6 +21,9 @@ from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
 from dynamo_trio.wire.dynamo.call_home_states import Handshake
 from dynamo_trio.wire.dynamo.receiver import Closed
 from tests.plane.tcp_peer import PATH, FakeEndpoint, open_bench, open_peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 async def test_all_endpoints_share_one_port_and_nothing_listens_before_the_first() -> None:
@@ -73,6 +77,25 @@ def test_an_interface_stands_for_its_address() -> None:
     assert listening_host("127.0.0.2", "X") == ("127.0.0.2", "127.0.0.2")
     with pytest.raises(ConfigError, match="X=nothere0"):
         interface_address("nothere0", "X")
+
+
+def test_an_interface_may_have_only_an_ipv6_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    listing = tmp_path / "if_inet6"
+    listing.write_text(
+        "fe80000000000000000000000000cafe 02 40 20 80    six0\n"
+        "20010db8000000000000000000000007 02 40 00 80    six0\n"
+    )
+    monkeypatch.setattr(hosts, "_IF_INET6", listing)
+    assert interface_address("six0", "X") == "2001:db8::7"
+
+
+def test_a_machine_without_routes_listens_on_the_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "_ELSEWHERE", ())
+    assert routable_address() == "127.0.0.1"
 
 
 async def test_dialling_a_name() -> None:
@@ -171,7 +194,7 @@ async def test_any_other_error_of_accepting_is_not_hidden() -> None:
     listener = FullListener(ours, code=errno.EBADF)
     async with trio.open_nursery() as nursery:
         with pytest.raises(OSError, match="no room"):
-            await accept_connections(listener, serve_nobody, nursery)  # type: ignore[arg-type]
+            await accept_connections(listener, serve_nobody, nursery)  # type: ignore[arg-type]  # a fake
     await ours.aclose()
     await theirs.aclose()
 
