@@ -39,8 +39,8 @@ class BrokenGguf(ValueError):
 
 
 @define
-class _Walker:
-    """Reads a buffer from its beginning; every read is checked against its end."""
+class Walker:
+    """A place in a GGUF header. No read goes beyond the end of the buffer."""
 
     data: memoryview
     at: int = 0
@@ -91,11 +91,11 @@ def check_gguf(content: bytes | memoryview) -> None:
         BrokenGguf: it is not a whole GGUF file.
     """
     with memoryview(content) as data:
-        _check(_Walker(data))
+        _check(Walker(data))
 
 
-def _check(walker: _Walker) -> None:
-    tensors, pairs = _check_head(walker)
+def _check(walker: Walker) -> None:
+    tensors, pairs = check_head(walker)
     alignment = 32
     for _ in range(pairs):
         alignment = _check_pair(walker) or alignment
@@ -105,7 +105,12 @@ def _check(walker: _Walker) -> None:
         raise BrokenGguf(f"the file is truncated: it has {there} of {whole} bytes")
 
 
-def _check_head(walker: _Walker) -> tuple[int, int]:
+def check_head(walker: Walker) -> tuple[int, int]:
+    """Read the file's first bytes: how many tensors and key-value pairs follow.
+
+    Raises:
+        BrokenGguf: there cannot be so many, or it is no GGUF file.
+    """
     if bytes(walker.data[:4]) != MAGIC:
         raise walker.fail("no GGUF file: the magic number is missing")
     walker.skip(4)
@@ -117,7 +122,7 @@ def _check_head(walker: _Walker) -> tuple[int, int]:
     return tensors, pairs
 
 
-def _check_pair(walker: _Walker) -> int | None:
+def _check_pair(walker: Walker) -> int | None:
     """Check one key and its value. Returns the alignment if it is told here."""
     key = walker.string()
     if not key:
@@ -125,18 +130,23 @@ def _check_pair(walker: _Walker) -> int | None:
     kind = walker.u32()
     if key == b"general.alignment":
         return _check_alignment(walker, kind)
-    _check_value(walker, kind)
+    check_value(walker, kind)
     return None
 
 
-def _check_alignment(walker: _Walker, kind: int) -> int:
+def _check_alignment(walker: Walker, kind: int) -> int:
     value = walker.u32()
     if kind != _UINT32 or value == 0 or value & (value - 1):
         raise walker.fail("the alignment is not a power of 2")
     return value
 
 
-def _check_value(walker: _Walker, kind: int) -> None:
+def check_value(walker: Walker, kind: int) -> None:
+    """Pass over a value of a pair.
+
+    Raises:
+        BrokenGguf: its type is not known, or it is cut short.
+    """
     if kind == _STRING:
         walker.skip(walker.u64())
     elif kind == _ARRAY:
@@ -145,7 +155,7 @@ def _check_value(walker: _Walker, kind: int) -> None:
         walker.skip(_size(walker, kind))
 
 
-def _check_array(walker: _Walker) -> None:
+def _check_array(walker: Walker) -> None:
     kind, count = walker.u32(), walker.u64()
     if kind == _STRING:
         walker.strings(count)
@@ -153,13 +163,13 @@ def _check_array(walker: _Walker) -> None:
         walker.skip(_size(walker, kind) * count)
 
 
-def _size(walker: _Walker, kind: int) -> int:
+def _size(walker: Walker, kind: int) -> int:
     if kind not in _SIZES:
         raise walker.fail(f"a value of unknown type {kind}")
     return _SIZES[kind]
 
 
-def _check_tensor(walker: _Walker) -> int:
+def _check_tensor(walker: Walker) -> int:
     """Check one tensor's entry. Returns where its data ends, within the data."""
     name = walker.string()
     if not 0 < len(name) < _MAX_NAME:
