@@ -7,26 +7,28 @@ to start, serve all tests.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 
-from dynamo_trio.testing import make_model_folder
+from tests.interop.model import Model, unique
 from tests.interop.processes import Process, free_port, start_process, wait_until
-from tests.standalone.harness import ask, clean_environ
+from tests.interop.stores import EtcdStore, FileStore
+from tests.standalone.harness import ask, clean_environ, metric
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
+    from tests.interop.stores import Store
     from tests.standalone.harness import Answer
 
+PEERS = Path(__file__).parent / "peers"
 ORACLE = "DYN_TRIO_TEST_ORACLE"
 MAKE_ORACLE = f".ci/run oracle && export {ORACLE}=$PWD/.oracle"
 MAKE_ETCD = "apt-get install etcd-server"
@@ -43,13 +45,6 @@ LOCAL = {
     "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
 }
 
-_numbers = itertools.count(1)
-
-
-def unique(word: str) -> str:
-    """A name that no other test has."""
-    return f"{word}{next(_numbers)}"
-
 
 def oracle_python() -> str:
     """The interpreter that has NVIDIA's Dynamo."""
@@ -59,34 +54,6 @@ def oracle_python() -> str:
     python = os.path.join(os.path.abspath(folder), "bin", "python")
     assert os.access(python, os.X_OK), f"{ORACLE} names no virtual environment: {folder}"
     return python
-
-
-@attrs.frozen
-class Store:
-    """Where a fleet's processes find each other."""
-
-    kind: str  # file or etcd
-    environ: Mapping[str, str]
-
-
-@attrs.frozen
-class Model:
-    """A model under a name of its own, served under an endpoint of its own."""
-
-    folder: Path
-    name: str = attrs.field(factory=lambda: unique("tiny-"))
-    namespace: str = attrs.field(factory=lambda: unique("ns"))
-
-    @property
-    def endpoint(self) -> str:
-        return f"{self.namespace}.backend.generate"
-
-    def flags(self) -> list[str]:
-        endpoint = f"dyn://{self.endpoint}"
-        return [
-            *("--model-path", str(self.folder), "--model-name", self.name),
-            *("--endpoint", endpoint),
-        ]
 
 
 @attrs.define(eq=False)
@@ -115,6 +82,34 @@ class Frontend:
 
     def wait_no_model(self, model: Model) -> None:
         wait_until(lambda: model.name not in self.models(), f"no {model.name}", self.process)
+
+
+@attrs.define(eq=False)
+class Worker:
+    """A worker of ours, with its status port."""
+
+    process: Process
+    port: int
+
+    @property
+    def instance_id(self) -> int:
+        """Under which others find it; waits until they do."""
+        line = self.process.wait_log(" as instance ")
+        return int(line.rsplit(" ", 1)[1], 16)
+
+    @property
+    def running(self) -> float:
+        """Requests in its handlers."""
+        return metric(self.port, "dynamo_component_inflight_requests")
+
+    @property
+    def taken(self) -> float:
+        """Requests that it has ever taken."""
+        return metric(self.port, "dynamo_component_requests_total") + self.running
+
+    def tell(self, route: str) -> Answer:
+        """Call one of its engine routes."""
+        return ask(self.port, "POST", f"/engine/{route}", {})
 
 
 @attrs.define(eq=False)
@@ -155,7 +150,7 @@ class Fleet:
     def file_store(self) -> Store:
         folder = self.folder / unique("file-store")
         folder.mkdir()
-        return Store("file", {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder)})
+        return FileStore(folder)
 
     def etcd_store(self) -> Store:
         program = shutil.which("etcd")
@@ -171,7 +166,7 @@ class Fleet:
         flags = [f"--{name}={value}" for name, value in urls.items()]
         etcd = self.start("etcd", [program, *flags], clean_environ())
         etcd.wait_log("ready to serve client requests")
-        return Store("etcd", {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": client})
+        return EtcdStore(client)
 
     def _environ(self, store: Store, more: Mapping[str, str]) -> dict[str, str]:
         return clean_environ(HOME=self.home()) | LOCAL | dict(store.environ) | dict(more)
@@ -193,6 +188,17 @@ class Fleet:
         command = [self.oracle, "-m", "dynamo.mocker", *model.flags(), *flags]
         return self.start("their-mocker", command, self._environ(store, environ))
 
+    def their_python_worker(self, store: Store, model: Model, **environ: str) -> Process:
+        script = str(PEERS / "python_worker.py")
+        command = [self.oracle, script, str(model.folder), model.name, model.namespace]
+        return self.start("their-python-worker", command, self._environ(store, environ))
+
+    def their_python_client(self, store: Store, endpoint: str, *requests: object) -> Process:
+        """It asks for each of these in turn and prints what it gets."""
+        command = [self.oracle, str(PEERS / "python_client.py"), endpoint]
+        more = [json.dumps(request) for request in requests]
+        return self.start("their-python-client", command + more, self._environ(store, {}))
+
     # --- ours ---------------------------------------------------------------------------
 
     def our_frontend(self, store: Store, *flags: str, **environ: str) -> Frontend:
@@ -204,10 +210,29 @@ class Fleet:
         wait_until(lambda: _listens(frontend), "an HTTP port", process)
         return frontend
 
-    def our_worker(self, store: Store, model: Model, *flags: str, **environ: str) -> Process:
-        program = [sys.executable, "-m", "dynamo_trio.worker", "--engine", "sim"]
-        command = [*program, *model.flags(), *flags]
-        return self.start("our-worker", command, self._environ(store, environ))
+    def our_worker(self, store: Store, model: Model, *flags: str, **environ: str) -> Worker:
+        return self._worker(["-m", "dynamo_trio.worker"], store, model, flags, environ)
+
+    def our_restless_worker(
+        self, store: Store, model: Model, *flags: str, **environ: str
+    ) -> Worker:
+        """One that leaves the routing pool, and comes back, when it is told to."""
+        script = str(PEERS / "restless_worker.py")
+        return self._worker([script], store, model, flags, environ)
+
+    def _worker(
+        self,
+        program: Sequence[str],
+        store: Store,
+        model: Model,
+        flags: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> Worker:
+        port = free_port()
+        ours = {"DYN_SYSTEM_PORT": str(port), "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0.1"}
+        command = [sys.executable, *program, "--engine", "sim", *model.flags(), *flags]
+        environ = self._environ(store, ours | dict(environ))
+        return Worker(self.start("our-worker", command, environ), port)
 
 
 def _listens(frontend: Frontend) -> bool:
@@ -215,15 +240,3 @@ def _listens(frontend: Frontend) -> bool:
         return bool(frontend.ask("GET", "/live").status)
     except OSError:
         return False
-
-
-def tiny_model(folder: Path, *, context_length: int = 8192) -> Path:
-    """The folder of the model that all fleets serve."""
-    return make_model_folder(folder, context_length=context_length)
-
-
-def records_of(store: Store, bucket: str) -> list[dict[str, Any]]:
-    """What a file store holds in one bucket (``instances`` or ``mdc``)."""
-    folder = os.path.join(store.environ["DYN_FILE_KV"], "v1", bucket)
-    names = [name for name in os.listdir(folder) if not name.startswith(".tmp_")]
-    return [json.loads(open(os.path.join(folder, name)).read()) for name in names]

@@ -28,7 +28,7 @@ LEFT_OPEN = 1.0
 class Moves(enum.Enum):
     """What the frontend does when there is another worker and it may migrate."""
 
-    WHOLE = "–"  # there is no need: the answer is whole
+    WHOLE = "no need"  # there is no need: the answer is whole
     YES = "yes"
     NO = "no"
     LATE = "when the key goes"  # it hangs until the instance leaves discovery
@@ -207,7 +207,13 @@ _ERRORS = [
 ]
 
 _STRANGE = [
-    Row('finish_reason `{"error":"x"}`', _plays(_some, _finish({"error": "x"}), _end), NO, CHUNK, "500"),
+    Row(
+        'finish_reason `{"error":"x"}`',
+        _plays(_some, _finish({"error": "x"}), _end),
+        NO,
+        CHUNK,
+        "500",
+    ),
     Row("finish_reason `cancelled`", _plays(_some, _finish("cancelled"), _end), NO, "ok", "200"),
     Row("unknown finish_reason", _plays(_some, _finish("tool_calls"), _end), NO, CHUNK, "500"),
     Row("item without data", _plays(_some, _no_data, _finish("length"), _end), NO, CHUNK, "500"),

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from tests.interop.fleet import Fleet, Frontend, Model, Store, tiny_model
+from dynamo_trio.testing import make_model_folder
+from tests.interop.model import Model
+from tests.interop.stores import FileStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.interop.fleet import Fleet, Frontend, Worker
     from tests.interop.processes import Process
+    from tests.interop.stores import Store
 
 BACKENDS = ("file", "etcd")
 CODECS = ("msgpack", "json")
@@ -58,6 +62,11 @@ class Stage:
                 self.lasting += self.fleet.processes[before:]
             return self._stores[key]
 
+    def file_store(self, name: str) -> FileStore:
+        store = self.store("file", name)
+        assert isinstance(store, FileStore)
+        return store
+
     def their_frontend(self, store: Store, migrations: int = 3) -> Frontend:
         """The frontend of a store; it has one at most."""
         with self._making:
@@ -72,7 +81,9 @@ class Stage:
         with self._making:
             if context_length not in self._folders:
                 path = self.fleet.folder / f"tiny-{context_length}"
-                self._folders[context_length] = tiny_model(path, context_length=context_length)
+                self._folders[context_length] = make_model_folder(
+                    path, context_length=context_length
+                )
             return self._folders[context_length]
 
 
@@ -96,12 +107,23 @@ class Scene:
         return Model(self.stage.folder(context_length))
 
     def their_mocker(self, model: Model, *flags: str, **environ: str) -> Process:
-        environ = {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
-        return self.stage.fleet.their_mocker(self.store, model, *flags, **environ)
+        return self.stage.fleet.their_mocker(self.store, model, *flags, **self._coded(environ))
 
-    def our_worker(self, model: Model, *flags: str, **environ: str) -> Process:
-        environ = {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
-        return self.stage.fleet.our_worker(self.store, model, *flags, **environ)
+    def our_worker(self, model: Model, *flags: str, **environ: str) -> Worker:
+        return self.stage.fleet.our_worker(self.store, model, *flags, **self._coded(environ))
+
+    def our_restless_worker(self, model: Model, *flags: str) -> Worker:
+        fleet = self.stage.fleet
+        return fleet.our_restless_worker(self.store, model, *flags, **self._coded({}))
+
+    def their_python_worker(self, model: Model) -> Process:
+        return self.stage.fleet.their_python_worker(self.store, model, **self._coded({}))
+
+    def their_python_client(self, endpoint: str, *requests: object) -> Process:
+        return self.stage.fleet.their_python_client(self.store, endpoint, *requests)
+
+    def _coded(self, environ: dict[str, str]) -> dict[str, str]:
+        return {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
 
     def our_frontend(self, *flags: str, **environ: str) -> Frontend:
         return self.stage.fleet.our_frontend(self.store, *flags, **environ)

@@ -1,4 +1,4 @@
-"""A worker that makes one mistake: it does what none of ours does, to see what a frontend makes of it.
+"""A worker that does once what none of ours does, to see what a frontend makes of it.
 
 It is made of the wire's own parts on plain sockets and threads, registers in a file store, and
 plays a :class:`Fault` to the first request that reaches it or one of its twins. Every further
@@ -17,7 +17,6 @@ import struct
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -45,8 +44,10 @@ from tests.standalone.harness import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from tests.interop.fleet import Model, Store
+    from tests.interop.model import Model
+    from tests.interop.stores import FileStore
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -81,8 +82,8 @@ def card_of(model: Model) -> CardJson:
 class Registration:
     """Files in a file store, kept fresh until they are taken away."""
 
-    def __init__(self, store: Store) -> None:
-        self._root = Path(store.environ["DYN_FILE_KV"])
+    def __init__(self, store: FileStore) -> None:
+        self._root = store.folder
         self._files: dict[str, Path] = {}
         self._gone = threading.Event()
         self._keeper = threading.Thread(target=self._touch, daemon=True)
@@ -248,7 +249,9 @@ class ScriptedWorker:
                 if not self._request(connection, server, frame):
                     return
 
-    def _request(self, connection: socket.socket, server: RequestServer, frame: RequestFrame) -> bool:
+    def _request(
+        self, connection: socket.socket, server: RequestServer, frame: RequestFrame
+    ) -> bool:
         message, body = control.decode_payload(frame.payload)
         codec = message.body_codec()
         request = codec.decoder(dict, "request")(body)
@@ -285,7 +288,7 @@ class ScriptedWorker:
 
 @contextmanager
 def scripted_worker(
-    store: Store, model: Model, faults: Faults, *, codec: str = "msgpack", dead: bool = False
+    store: FileStore, model: Model, faults: Faults, *, codec: str = "msgpack", dead: bool = False
 ) -> Iterator[ScriptedWorker]:
     """An instance of the model. ``dead``: nobody listens where it says."""
     listener = socket.create_server(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from dynamo_trio.wire.dynamo import keys
-from tests.interop.fleet import Model
+from tests.interop.model import Model
 from tests.interop.rows import ACKS, ANSWERS, BEFORE, CHUNK, LEFT_OPEN, Moves, Row
 from tests.interop.scripted_worker import LETTERS, Faults, scripted_worker
 from tests.standalone.harness import Answer, Http1, chat, in_parallel
@@ -52,7 +52,7 @@ class Seen:
 
 def ask_once(stage: Stage, row: Row, codec: str, *, migrations: int, stream: bool) -> Seen:
     """Ask a frontend that knows one worker, or two if it may migrate."""
-    store = stage.store("file", f"rows {migrations}")
+    store = stage.file_store(f"rows {migrations}")
     frontend = stage.their_frontend(store, migrations)
     # The same endpoint for every row: per endpoint that goes, this frontend loses an inotify
     # instance, and without one (128 per user) it shuts down.

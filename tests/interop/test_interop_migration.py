@@ -1,0 +1,162 @@
+"""Two of our workers behind NVIDIA's frontend: what the loss of one costs, which is nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tests.interop.processes import wait_until
+from tests.interop.scene import axes
+from tests.standalone.harness import chat, finish_all, open_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.interop.fleet import Frontend, Worker
+    from tests.interop.model import Model
+    from tests.interop.scene import Scene
+    from tests.standalone.harness import Answer
+
+CHAT = "/v1/chat/completions"
+ITL = ("--itl-ms", "10")
+#: The real frontend fails what it would send to an instance that it saw leave, for so long.
+TOMBSTONE = 5.0
+
+
+def two_workers(scene: Scene, model: Model, *flags: str) -> list[Worker]:
+    """Both are known to the frontend: each has taken a request."""
+    workers = [scene.our_restless_worker(model, *flags) for _ in range(2)]
+    frontend = scene.their_frontend
+    frontend.wait_model(model, *(worker.process for worker in workers))
+
+    for worker in workers:
+        worker.process.wait_log("is ready after")
+
+    def both_have_worked() -> bool:
+        frontend.ask("POST", CHAT, chat(1, model=model.name))
+        return all(worker.taken > 0 for worker in workers)
+
+    wait_until(both_have_worked, "both workers take part", *(w.process for w in workers))
+    return workers
+
+
+@axes(0)
+def test_a_worker_is_killed_mid_stream_and_not_a_token_is_lost_or_doubled(scene: Scene) -> None:
+    model = scene.model()
+    first, second = two_workers(scene, model, *ITL)
+    frontend = scene.their_frontend
+    body = chat(200, model=model.name, stream_options={"include_usage": True})
+    undisturbed = frontend.ask("POST", CHAT, body)
+    assert undisturbed.is_done
+
+    with open_streams(frontend.port, 8, body) as streams:
+        assert 0 < first.running < 8
+        first.process.kill(signal.SIGKILL)
+        answers = finish_all(streams)
+    assert [answer.text for answer in answers] == [undisturbed.text] * 8
+    assert all(answer.is_done for answer in answers)
+    assert {answer.chunks[-1]["usage"]["completion_tokens"] for answer in answers} == {200}
+    assert second.process.is_running
+
+
+@axes(1)
+def test_a_worker_that_stops_hands_its_streams_over(scene: Scene) -> None:
+    model = scene.model()
+    drain = {"DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": "0.5"}
+    workers = [scene.our_worker(model, *ITL, **drain) for _ in range(2)]
+    frontend = scene.their_frontend
+    frontend.wait_model(model, *(worker.process for worker in workers))
+    body = chat(200, model=model.name)
+    undisturbed = frontend.ask("POST", CHAT, body)
+
+    with open_streams(frontend.port, 6, body) as streams:
+        leaving = max(workers, key=lambda worker: worker.running)
+        assert leaving.running > 0
+        leaving.process.kill(signal.SIGTERM)
+        answers = finish_all(streams)
+    assert [answer.text for answer in answers] == [undisturbed.text] * 6
+    assert all(answer.is_done for answer in answers)
+    assert leaving.process.end() == 0
+
+
+# --- registrations that come and go --------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Load:
+    """Short requests, one after the other, from a few threads; keeps each answer."""
+
+    frontend: Frontend
+    model: Model
+    answers: list[Answer] = attrs.field(factory=list)
+    errors: list[Exception] = attrs.field(factory=list)
+    _over: threading.Event = attrs.field(factory=threading.Event)
+
+    def ask(self) -> None:
+        body = chat(3, model=self.model.name)
+        while not self._over.wait(0.02):
+            try:
+                self.answers.append(self.frontend.ask("POST", CHAT, body))
+            except Exception as exc:  # it counts, whatever it is
+                self.errors.append(exc)
+
+    @contextmanager
+    def running(self, threads: int = 3) -> Iterator[None]:
+        askers = [threading.Thread(target=self.ask, daemon=True) for _ in range(threads)]
+        for asker in askers:
+            asker.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for asker in askers:
+                asker.join()
+
+    def check(self) -> None:
+        """Each request got its whole answer."""
+        assert self.errors == []
+        failed = [answer for answer in self.answers if answer.status != 200 or not answer.is_done]
+        assert failed == []
+        assert len({answer.text for answer in self.answers}) == 1
+        assert len(self.answers) > 100
+
+
+def wait_found(scene: Scene, model: Model, worker: Worker) -> None:
+    """Wait until it is in the store, and takes requests."""
+    instance_id = worker.instance_id
+    processes = (scene.their_frontend.process, worker.process)
+    wait_until(lambda: instance_id in scene.store.instances(model), "its key", *processes)
+    taken = worker.taken
+    wait_until(lambda: worker.taken > taken + 3, "its share of the requests", *processes)
+
+
+@axes(1)
+def test_no_request_fails_while_a_registration_is_lost_and_heals(scene: Scene) -> None:
+    model = scene.model()
+    first, _ = two_workers(scene, model)
+    load = Load(scene.their_frontend, model)
+    with load.running():
+        scene.store.lose(model, first.instance_id)
+        lost = time.monotonic()
+        assert first.instance_id not in scene.store.instances(model)
+        wait_found(scene, model, first)
+        assert time.monotonic() - lost > TOMBSTONE
+    load.check()
+
+
+@axes(0)
+def test_no_request_fails_when_an_instance_is_withdrawn_and_put_back(scene: Scene) -> None:
+    model = scene.model()
+    first, _ = two_workers(scene, model)
+    load = Load(scene.their_frontend, model)
+    with load.running():
+        assert first.tell("leave").status == 200
+        assert first.instance_id not in scene.store.instances(model)
+        first.tell("come_back")
+        wait_found(scene, model, first)
+    load.check()
