@@ -8,7 +8,8 @@ import math
 import os
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -29,6 +30,9 @@ BACKLOG = 1024
 NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 #: Seconds until accepting is tried again then, and between two log lines about it.
 RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
+#: Threads in which names are looked up. A name comes from a peer, and its server may hang: the
+#: threads in which everything else reads its files must not wait for it.
+LOOKUPS = 8
 #: Seconds without data until the kernel asks a peer whether it is still there, seconds between
 #: two questions, and unanswered questions until it is taken for dead.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
@@ -102,7 +106,7 @@ async def dial(
         OSError: nobody there, not in time, or no handshake.
     """
     with trio.move_on_after(settings.connect_time) as scope:
-        stream = await _connect(address)
+        stream = await _connect(address, settings.connect_time)
     if scope.cancelled_caught:
         raise ConnectionError(f"not connected within {settings.connect_time:g} s")
     keep_alive(stream)
@@ -111,22 +115,50 @@ async def dial(
     name = settings.tls.server_name or address.host
     try:
         return await greet(stream, context, name, settings.tls.handshake_time)
+    except (ValueError, TypeError) as exc:  # no certificate could name such a host
+        stream.socket.close()
+        raise ConnectionError(f"no certificate names {name[:100]!r}") from exc
     except BaseException:
         stream.socket.close()
         raise
 
 
-async def _connect(address: HostPort) -> trio.SocketStream:
-    family = _family(address.host)
-    if family is None:
-        return await trio.open_tcp_stream(address.host, address.port)
+async def _connect(address: HostPort, limit: float) -> trio.SocketStream:
+    numeric = _family(address.host)
+    if numeric is not None:  # as nearly every address is: no look-up, no choice
+        return await _connect_to(numeric, (address.host, address.port))
+    places = await _look_up(address)
+    for family, place in places[:-1]:
+        with trio.move_on_after(limit / len(places)), suppress(OSError):
+            return await _connect_to(family, place)
+    return await _connect_to(*places[-1])
+
+
+async def _connect_to(family: int, place: Any) -> trio.SocketStream:
     raw = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:  # nearly every address is a number: no look-up, no race of addresses
-        await raw.connect((address.host, address.port))
+    try:
+        await raw.connect(place)
     except BaseException:
         raw.close()
         raise
     return trio.SocketStream(raw)
+
+
+_lookups: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("lookups")
+
+
+async def _look_up(address: HostPort) -> list[tuple[int, Any]]:
+    """The addresses behind a name, each with its family; there is at least one."""
+    try:
+        limiter = _lookups.get()
+    except LookupError:
+        _lookups.set(limiter := trio.CapacityLimiter(LOOKUPS))
+    ask = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
+    try:
+        found = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=limiter)
+    except ValueError as exc:  # no name could look like that; a UnicodeError is one too
+        raise ConnectionError(f"no host is called {address.host[:100]!r}") from exc
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def _family(host: str) -> socket.AddressFamily | None:

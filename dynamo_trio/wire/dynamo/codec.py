@@ -26,6 +26,9 @@ from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+#: Characters of what is said about a value that cannot be read.
+MAX_REASON = 500
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -80,7 +83,9 @@ def checked(decode: Callable[[bytes], T], what: str) -> Callable[[bytes], T]:
         try:
             return decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-            raise RemoteProtocolError(f"the peer sent an unreadable {what}: {exc}") from exc
+            # msgspec may quote what it found, however long that is.
+            why = str(exc)[:MAX_REASON]
+            raise RemoteProtocolError(f"the peer sent an unreadable {what}: {why}") from exc
 
     return read
 
