@@ -52,6 +52,8 @@ CHAT, COMPLETIONS = "chat", "completions"
 BLOCK_SIZE = 64
 
 _REQUIRED = (CONFIG, TOKENIZER)
+#: Keys of config.json without which Dynamo 1.5.1 cannot use a card (seen by leaving out each).
+_DYNAMO_WANTS = ("architectures", "model_type")
 
 
 @attrs.frozen
@@ -105,7 +107,9 @@ def make_card(
     """
     folder = folder.absolute()
     sources = _read_folder(folder)
-    architectural = _architectural(sources[CONFIG].json(folder))
+    config = sources[CONFIG].json(folder)
+    _warn_of_gaps(config, folder)
+    architectural = _architectural(config)
     context = context_length or architectural or 0
     kinds = _kinds(sources, folder)
     card = ModelCard(
@@ -152,6 +156,15 @@ def _read_folder(folder: Path) -> dict[str, _Source]:
             if name in _REQUIRED or not card_files.is_missing(exc):
                 raise
     return found
+
+
+def _warn_of_gaps(config: dict[str, object], folder: Path) -> None:
+    missing = [name for name in _DYNAMO_WANTS if name not in config]
+    if missing:
+        logger.warning(
+            "%s has no %s: Dynamo's own frontend will not offer this model",
+            *(folder / CONFIG, " and no ".join(missing)),
+        )
 
 
 def _architectural(config: dict[str, object]) -> int | None:

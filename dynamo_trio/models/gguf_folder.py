@@ -215,6 +215,7 @@ def _config(values: Mapping[str, Value], tokenizer: Tokenizer) -> dict[str, obje
     }
     found = {name: values.get(f"{architecture}.{key}") for name, key in numbers.items()}
     return {
+        "architectures": [f"{architecture.capitalize()}ForCausalLM"],  # Dynamo wants one
         "model_type": architecture,
         "vocab_size": tokenizer.vocab_size,
         **{name: value for name, value in found.items() if isinstance(value, int)},

@@ -235,6 +235,20 @@ def test_links_are_followed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("missing", ["architectures", "model_type"])
+def test_a_model_that_dynamos_frontend_will_not_offer_is_told_of(
+    tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model_folder(tmp_path)
+    card_of(folder)
+    assert caplog.text == ""
+    config = json.loads((folder / "config.json").read_text())
+    del config[missing]
+    (folder / "config.json").write_text(json.dumps(config))
+    card_of(folder)
+    assert f"config.json has no {missing}: Dynamo's own frontend" in caplog.text
+
+
 # --- reading the files out of a card -----------------------------------------------------------
 
 
