@@ -43,7 +43,7 @@ from dynamo_trio.wire.dynamo.call_home_states import (
     Wish,
     ending,
 )
-from dynamo_trio.wire.dynamo.codec import JSON, Codec, per_codec
+from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec, per_codec
 from dynamo_trio.wire.dynamo.control import RESPONSE
 from dynamo_trio.wire.dynamo.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
 from dynamo_trio.wire.dynamo.wire_errors import WireError
@@ -229,11 +229,27 @@ class ClientEnd:
         if self._codec is None and self.phase is not Phase.CONNECTED:
             raise LocalProtocolError("accept the handshake before reading on")
         message = self._reader.next_event()
-        return self._read(message) if isinstance(message, TwoPart) else message
+        if not isinstance(message, TwoPart):
+            return message
+        return self._plain_item(message) or self._read(message)
 
     def ending(self) -> DynamoException | None:
         """What it means if the stream is over now; see :func:`ending`."""
         return ending(self.phase, self.refused)
+
+    def _plain_item(self, message: TwoPart) -> Item | None:
+        """An item in the very form that MessagePack workers write: nearly every message.
+
+        The map has two keys, of which the first is ``data``, and ends with the other. If there
+        is more than one value between them, who reads the item finds that out.
+        """
+        data, (before, after) = message.data, MSGPACK.data_item
+        if self._codec is not MSGPACK or self.phase is not Phase.STREAMING or message.header:
+            return None
+        if not (data.startswith(before) and data.endswith(after)):
+            return None
+        value = data[len(before) : -len(after)]
+        return Item(value) if len(value) > 1 else None
 
     def _read(self, message: TwoPart) -> UpEvent:
         try:

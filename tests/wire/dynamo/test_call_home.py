@@ -430,3 +430,38 @@ def test_one_wrong_byte_gives_events_or_a_typed_error(
     except errors.DynamoException:
         pass  # a broken rule, or an error that the item now tells
     assert client.buffered <= len(stream)
+
+
+# --- the plain form of an item -----------------------------------------------------------
+
+
+@given(value=st.recursive(st.none() | st.integers(0, 2**63) | st.text(), st.lists, max_leaves=8))
+def test_the_plain_form_is_read_as_any_other(value: Any) -> None:
+    """The same map with its keys turned round, or one key more, is not of the plain form."""
+    data = MSGPACK.encode(value)
+    before, after = MSGPACK.data_item
+    key = before[1:]
+    plain = before + data + after
+    turned = b"\x82" + after + key + data
+    longer = b"\x83" + key + data + MSGPACK.encode("x") + data + after
+    for spelled in (plain, turned, longer):
+        client = arrived(Phase.STREAMING)
+        client.accept(MSGPACK)
+        message = two_part.encode(data=spelled)
+        if value is None:
+            with pytest.raises(errors.UnreadableItem):
+                hear(client, message)
+        else:
+            assert hear(client, message) == [Item(data)]
+    for item in (annotate(MSGPACK, data), MSGPACK.encode({"data": value, "id": "1"})):
+        assert read_item(MSGPACK, item) == (None if value is None else data)
+
+
+@pytest.mark.parametrize("phase", [p for p in Phase if Item not in UP[p]])
+def test_the_plain_form_does_not_pass_the_table_by(phase: Phase) -> None:
+    client = arrived(phase)
+    if phase is not Phase.CONNECTED:
+        client.accept(MSGPACK)
+    before, after = MSGPACK.data_item
+    with pytest.raises(errors.RemoteProtocolError):
+        hear(client, two_part.encode(data=before + b"\x01" + after), MSGPACK)
