@@ -1,7 +1,6 @@
 """Discovery: how processes find each other.
 
-Every backend (``mem`` here; ``file``, ``etcd`` and ``kubernetes`` have their
-place beside it) implements :class:`Discovery` and passes the same contract tests.
+Every backend (``mem``, ``file``, ``etcd``; ``kubernetes`` has its place beside them) implements :class:`Discovery` and passes the same contract tests.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ Change = Put[R] | Removed[R]
 
 
 class Watch(ABC, Generic[R]):
-    """A consistent snapshot, followed by every change since, in order, none twice."""
+    """A consistent snapshot, followed by every change since, in order, none twice.
+
+    Changes of one record in quick succession may be told as the last of them.
+    """
 
     @property
     @abstractmethod
