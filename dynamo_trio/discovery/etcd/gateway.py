@@ -84,9 +84,7 @@ async def open_gateway(
             socket_options=_KEEP_ALIVE,
         )
     limits = httpx.Timeout(settings.answer_time, connect=settings.connect_time)
-    async with httpx.AsyncClient(
-        transport=transport, trust_env=False, timeout=limits, headers=_HEADERS
-    ) as client:
+    async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=limits) as client:
         yield Gateway(settings, client)
 
 
@@ -189,7 +187,10 @@ class Gateway:
             return ""
         call = messages.authenticate(name, password)
         try:
-            return (await self._ask(index, call, "")).token
+            token = (await self._ask(index, call, "")).token
+            if not (token.isascii() and token.isprintable()):
+                raise StoreGarbled("etcd gave a token that fits into no header")
+            return token
         except StoreRefused as exc:
             if _NO_AUTH not in str(exc):
                 raise StoreRefused(f"user {name!r}: {exc}", code=exc.code) from exc
@@ -213,7 +214,9 @@ class Gateway:
     async def _begin_stream(self, index: int, call: Call[A], token: str) -> httpx.Response:
         settings = self._settings
         request = self._request(index, call, token)
-        request.extensions["timeout"]["read"] = None
+        # The first line has its limit (below), the others may take for ever.
+        silent = httpx.Timeout(settings.answer_time, connect=settings.connect_time, read=None)
+        request.extensions["timeout"] = silent.as_dict()
         with told_apart(), trio.fail_after(settings.connect_time + settings.answer_time):
             response = await self._client.send(request, stream=True)
             if response.status_code == httpx.codes.OK:
@@ -226,9 +229,35 @@ class Gateway:
         raise StoreGarbled(f"HTTP {response.status_code} in place of a stream")
 
     def _request(self, index: int, call: Call[A], token: str) -> httpx.Request:
-        headers = {"Authorization": token} if token else {}
-        url = self._settings.endpoints[index] + call.path
-        return self._client.build_request("POST", url, content=call.body, headers=headers)
+        url = httpx.URL(self._settings.endpoints[index] + call.path)
+        headers = {
+            **_HEADERS,
+            # httpx sets these itself only where it also makes the stream.
+            "Host": url.netloc.decode("ascii"),
+            "Content-Length": str(len(call.body)),
+        }
+        if token:
+            headers["Authorization"] = token
+        return httpx.Request("POST", url, headers=headers, stream=_Body(call.body))
+
+
+@attrs.define(eq=False)
+class _Body(httpx.AsyncByteStream):
+    """A request's body. httpx's own is a generator, which a cancelled send leaves hanging."""
+
+    _raw: bytes
+    _is_taken: bool = False
+
+    def __aiter__(self) -> _Body:
+        self._is_taken = False  # sent once more
+        return self
+
+    async def __anext__(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if self._is_taken:
+            raise StopAsyncIteration
+        self._is_taken = True
+        return self._raw
 
 
 @attrs.define(eq=False)
@@ -307,7 +336,7 @@ def _check(response: httpx.Response, raw: bytes) -> None:
         return
     try:
         failure = msgspec.json.decode(raw, type=messages.Failure, strict=False)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         start = raw[:100].decode("utf-8", "replace").strip()
         raise StoreGarbled(f"no etcd v3 JSON gateway here: HTTP {status} {start!r}") from None
     raise refusal(failure)

@@ -22,7 +22,8 @@ import trio
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import Backoff, logger
 from dynamo_trio.discovery.etcd.gateway import FAILED_PRECONDITION
-from dynamo_trio.errors import StoreRefused, StoreUnavailable
+from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
+from dynamo_trio.wire.dynamo.keys import MAX_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,8 @@ async def first_lease(gateway: Gateway, contact: Contact, settings: EtcdSettings
     while True:
         try:
             lease = await gateway.ask(messages.grant(0, settings.ttl))
+            if not 0 < lease.id <= MAX_ID:
+                raise StoreGarbled(f"etcd gave the lease {lease.id:x}, which can be no identity")
         except StoreRefused:
             raise
         except StoreUnavailable as exc:
