@@ -1,6 +1,7 @@
 """Discovery: how processes find each other.
 
-Every backend (``mem``, ``file``, ``etcd``; ``kubernetes`` has its place beside them) implements :class:`Discovery` and passes the same contract tests.
+Every backend (``mem``, ``file``, ``etcd``; ``kubernetes`` has its place beside them)
+implements :class:`Discovery` and passes the same contract tests.
 """
 
 from __future__ import annotations
