@@ -85,9 +85,7 @@ class Program:
     async def _serve(self, runtime: DistributedRuntime, model: Model, base_url: str | None) -> None:
         async with trio.open_nursery() as nursery:
             engine = await load_engine(self.start, nursery, model)
-            card = await read_card(
-                self.config, engine.info, model.name, runtime.instance_id, base_url
-            )
+            card = await read_card(self.config, engine.info, model, runtime.instance_id, base_url)
             self.status.cards.offer(card)
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dynamo_trio.errors import ConfigError
 from dynamo_trio.models.card_builder import make_card
+from dynamo_trio.models.gguf_folder import gguf_folder
 from dynamo_trio.wire.dynamo.card import RuntimeConfig, format_model_types
 from dynamo_trio.worker.assembly import Model
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def model_folder(config: Config) -> Path:
-    """The folder from which frontends get the model's tokeniser.
+    """The folder, or GGUF file, from which frontends get the model's tokeniser.
 
     Raises:
         ConfigError: there is none.
@@ -31,7 +32,7 @@ def model_folder(config: Config) -> Path:
     if config.model_path is None:
         raise ConfigError(
             "--model-path (DYN_MODEL_PATH) is not set: a worker needs the model's Hugging Face"
-            " folder, from which frontends get its tokeniser and chat template"
+            " folder, or its GGUF file: frontends get its tokeniser and chat template from there"
         )
     return config.model_path
 
@@ -52,17 +53,28 @@ async def read_model(config: Config) -> Model:
 
 
 async def read_card(
-    config: Config, info: CoreInfo, name: str, instance_id: int, base_url: str | None
+    config: Config, info: CoreInfo, model: Model, instance_id: int, base_url: str | None
 ) -> ModelCard:
     """The card of the worker's model, made in a thread.
 
     Raises:
         StartupError: the folder lacks what a card needs.
     """
-    make = partial(
-        make_card,
-        model_folder(config),
-        name=name,
+    make = partial(_make_card, config, info, model, instance_id, base_url)
+    return _offered(
+        await trio.to_thread.run_sync(make, abandon_on_cancel=True), config.endpoint_types
+    )
+
+
+def _make_card(
+    config: Config, info: CoreInfo, model: Model, instance_id: int, base_url: str | None
+) -> ModelCard:
+    folder = model_folder(config)
+    if folder.is_file():
+        folder = gguf_folder(folder, config.cache_dir, model.tokenizer)
+    return make_card(
+        folder,
+        name=model.name,
         endpoint=config.endpoint_name,
         instance_id=instance_id,
         context_length=info.context_tokens,
@@ -72,8 +84,6 @@ async def read_card(
         ),
         base_url=base_url,
     )
-    card = await trio.to_thread.run_sync(make, abandon_on_cancel=True)
-    return _offered(card, config.endpoint_types)
 
 
 def _offered(card: ModelCard, wanted: tuple[str, ...]) -> ModelCard:

@@ -113,6 +113,10 @@ def encoded(value: object) -> tuple[int, bytes]:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Small:
+    return make_small(tmp_path)
+
+
+def make_small(tmp_path: Path) -> Small:
     folder = make_model_folder(tmp_path / "model")
     parts = json.loads((folder / "tokenizer.json").read_text())
     parts["pre_tokenizer"] = _CUTS["llama-bpe"]  # the family that ignores merges, as the folder
