@@ -31,7 +31,9 @@ What the exchange mends around ``receive`` and ``send``:
 from __future__ import annotations
 
 import itertools
+import logging
 import math
+import traceback
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from dynamo_trio.http.asgi import App, Message, Receive, Scope, Send
     from dynamo_trio.http.guard import GuardedStream
     from dynamo_trio.http.limits import HttpLimits
+
+logger = logging.getLogger("dynamo_trio.http")
 
 #: Where the app finds its :class:`Exchange` in ``scope["extensions"]``.
 EXTENSION = "dynamo_trio.connection"
@@ -340,8 +344,31 @@ async def call_app(
     connection.begin(exchange)
     try:
         await app(extended, exchange.receive, exchange.send)
+    except Exception as exc:
+        if (complaint := engine_complaint(exc)) is None:
+            raise
+        # Most often a client that went on with what is no HTTP before it was answered.
+        logger.warning("%s takes no answer: %s", connection, complaint)
+        connection.abort("the protocol engine failed")
     finally:
         connection.end(exchange)
+
+
+#: What makes up the protocol engine. It is written for clients that keep to the rules, and says
+#: in many ways that one does not.
+_ENGINE = {"h11", "h2", "hpack", "hyperframe", "hypercorn", "priority", "wsproto"}
+
+
+def engine_complaint(error: Exception) -> str | None:
+    """What was raised inside the protocol engine, in a line; None if it was raised elsewhere."""
+    if isinstance(error, ExceptionGroup):
+        complaints = [engine_complaint(member) for member in error.exceptions]
+        return None if None in complaints else "; ".join(filter(None, complaints))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    if module.partition(".")[0] not in _ENGINE:
+        return None
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from dynamo_trio.errors import ConfigError, PortInUse
-from dynamo_trio.http.connection import Connection
+from dynamo_trio.http.connection import Connection, engine_complaint
 from dynamo_trio.http.guard import GuardedStream
 from dynamo_trio.http.limits import HttpLimits
 
@@ -165,7 +165,12 @@ class HttpServer:
             await connection.run(self.app, self._config, self._context)
         except* Exception as group:
             self.failed += 1
-            logger.warning("%s ended in an error", connection, exc_info=group)
+            complaint = engine_complaint(group)
+            logger.warning(
+                "%s ended in an error%s",
+                *(connection, f": {complaint}" if complaint else ""),
+                exc_info=None if complaint else group,
+            )
         finally:
             connection.close()
             self._forget(connection)
