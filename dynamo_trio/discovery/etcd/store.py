@@ -47,15 +47,19 @@ async def open_etcd_store(
                 yield EtcdStore(gateway, contact, settings, keeper, nursery)
             finally:
                 nursery.cancel_scope.cancel("the store is closed")
-                with trio.move_on_after(settings.close_time, shield=True):
-                    await _revoke(gateway, lease)
+                await _revoke(gateway, lease, settings.close_time)
 
 
-async def _revoke(gateway: Gateway, lease: int) -> None:
-    try:
-        await gateway.ask(messages.revoke(lease))
-    except StoreUnavailable as exc:
-        logger.warning("lease %x was not revoked, it will run out by itself: %s", lease, exc)
+async def _revoke(gateway: Gateway, lease: int, limit: float) -> None:
+    why: object = f"no answer within {limit} s"
+    with trio.move_on_after(limit, shield=True):
+        try:
+            await gateway.ask(messages.revoke(lease))
+        except StoreUnavailable as exc:
+            why = exc
+        else:
+            return
+    logger.warning("lease %x was not revoked, it runs out by itself: %s", lease, why)
 
 
 @attrs.define(eq=False)
