@@ -355,7 +355,9 @@ async def test_settle_waits_for_every_answer_to_begin_or_end() -> None:
 
 async def test_leaving_the_plane_lets_what_is_finished_leave_and_closes_the_rest() -> None:
     async with trio.open_nursery() as nursery:
-        async with open_bench() as bench:
+        # What runs is not waited for: that would take for ever.
+        endless = TcpSettings(rpc_host="127.0.0.1", farewell_time=1e6)
+        async with open_bench(endless) as bench:
             finished, running = await bench.peer.call(), await bench.peer.call()
             for call in bench.endpoint.calls:
                 call.outbox.begin()
@@ -462,6 +464,23 @@ async def test_a_slow_client_is_judged_by_each_piece(
                 await line.client.receive_some(16 * 1024)
         await line.client.aclose()
     assert line.call.cancels == 0
+
+
+async def test_credit_comes_back_before_all_is_sent(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    line = line_with(TcpSettings(high_water=64 * 1024, low_water=16 * 1024), lockstep=True)
+    line.answer.begin()
+    line.answer.put(bytes(64 * 1024))
+    taken = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(line.run)
+        while not line.answer.has_credit:
+            assert taken < 64 * 1024
+            taken += len(await line.client.receive_some(16 * 1024))
+            await trio.testing.wait_all_tasks_blocked()
+        assert taken >= 48 * 1024
+        await line.client.aclose()
 
 
 async def test_a_call_is_held_back_while_the_connection_does_not_stand(

@@ -127,7 +127,7 @@ async def test_a_call_home_over_ipv6() -> None:
 
 
 async def test_dialling_has_a_limit(autojump_clock: trio.testing.MockClock) -> None:
-    async def never(_: HostPort) -> trio.SocketStream:
+    async def never(*_: object) -> trio.SocketStream:
         await trio.sleep_forever()
         raise AssertionError
 

@@ -148,6 +148,7 @@ class Scenario:
         assert self.settled == [self.answer]
         assert self.call.cancels <= (1 if self.left else 0)
         assert self.answer.has_credit
+        assert not self.answer._unsent  # nothing is kept for nobody
         if self.left:
             return
         items = [event for event in self.events if isinstance(event, Item)]

@@ -172,8 +172,6 @@ class CallHome(Outbox):
             return len(data)
 
     def _keep(self, data: bytes | memoryview) -> None:
-        if self._gone:
-            return
         self._unsent += data
         self._paused = self._paused or len(self._unsent) >= self._settings.high_water
         if self._work is not None:

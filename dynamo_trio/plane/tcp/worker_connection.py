@@ -72,7 +72,7 @@ class WorkerConnection:
             while acks := self._take():
                 self._limit.deadline = trio.current_time() + self._settings.frame_time
                 await self._stream.send_all(acks)
-                self._limit.deadline = math.inf
+                self._limit.deadline = math.inf  # what follows belongs to another frame
             self._rearm()
         if self._cut_short:
             await self._read_away()
@@ -84,7 +84,6 @@ class WorkerConnection:
             while self._end is None and len(acks) < BATCH:
                 event = self._wire.next_event()
                 if isinstance(event, RequestFrame):
-                    self._limit.deadline = math.inf  # what follows is another frame
                     acks.append(self._wire.send(self._answer(event)))
                 elif event is None:
                     break
