@@ -115,6 +115,8 @@ class Answer:
         except RemoteProtocolError as exc:
             logger.warning("a caller is no worker: %s", exc)
             return None
+        if isinstance(event, Closed) and event.inside:
+            logger.warning("a caller is no worker: it left inside its handshake")
         return event.subject if isinstance(event, Handshake) else None
 
     # --- the stream -----------------------------------------------------------------------

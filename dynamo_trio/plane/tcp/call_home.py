@@ -271,7 +271,7 @@ class CallHome(Outbox):
         except GONE as exc:
             return f"its connection broke: {exc.__cause__ or exc}"
         except RemoteProtocolError as exc:
-            logger.warning("request %s: %s", self._reply_to.request_id, exc)
+            logger.warning("request %.64s: %s", self._reply_to.request_id, exc)
             return "it broke a rule"
 
     def _lose(self, why: str) -> None:
@@ -283,7 +283,7 @@ class CallHome(Outbox):
         self._grant()
         self._settle()
         if not self.finished:
-            logger.info("request %s: the client is gone: %s", self._reply_to.request_id, why)
+            logger.info("request %.64s: the client is gone: %s", self._reply_to.request_id, why)
             self.call.cancel()
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel(why)

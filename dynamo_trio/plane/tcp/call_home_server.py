@@ -10,7 +10,7 @@ import trio
 
 from dynamo_trio.errors import CannotConnect, Disconnected, StartupError
 from dynamo_trio.plane.tcp.answer import Answer
-from dynamo_trio.plane.tcp.connecting import accept_connections, open_listener
+from dynamo_trio.plane.tcp.connecting import accept_connections, open_listener, start_apart
 from dynamo_trio.plane.tcp.hosts import listening_host
 from dynamo_trio.plane.tcp.tls import shake_hands
 from dynamo_trio.wire.dynamo.addresses import HostPort
@@ -58,7 +58,7 @@ class CallHomeServer:
             raise CannotConnect("this process cannot listen for answers") from exc
         port = listener.socket.getsockname()[1]
         try:
-            self._nursery.start_soon(self._accept, listener)
+            start_apart(self._nursery, self._accept, listener)
         except RuntimeError:
             listener.socket.close()
             raise CannotConnect("the request plane is closed") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dynamo_trio.errors import CannotConnect, DynamoException, Overloaded
-from dynamo_trio.plane.tcp.connecting import dial
+from dynamo_trio.plane.tcp.connecting import dial, start_apart
 from dynamo_trio.plane.tcp.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RequestPool:
 
     def _start(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
-            self._nursery.start_soon(task, *args)
+            start_apart(self._nursery, task, *args)
         except RuntimeError:
             raise CannotConnect("the request plane is closed") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dynamo_trio.plane.tcp")
 
 _SETTING = "DYN_TCP_RPC_"
+#: Seconds between two log lines about refused requests: eight bytes make one.
+TELL_EVERY = 1.0
 
 
 @attrs.define(eq=False)
@@ -44,6 +47,9 @@ class TcpServerSide:
     #: A client has sent a request; no client here can say that it saw an instance leave.
     has_silent_peers: bool = False
     _acceptors: dict[str, Acceptor] = attrs.field(factory=dict)
+    #: When the log was told of a refused request, and of how many since it was not.
+    _told_at: float = -math.inf
+    _untold: int = 0
     #: Where it can be reached, once it listens.
     _address: HostPort | None = None
     _binding: trio.Lock = attrs.field(factory=trio.Lock)
@@ -119,15 +125,24 @@ class TcpServerSide:
         self.has_silent_peers = True
         acceptor = self._acceptors.get(frame.path)
         if acceptor is None:
-            logger.info("refused a request for %r, which is not served here", frame.path)
+            self._tell(logging.INFO, f"for {frame.path!r}, which is not served here")
             return unknown_endpoint(frame.path)
         try:
             control, body = decode_payload(frame.payload)
             reply_to = control.reply_to()
         except RemoteProtocolError as exc:
-            logger.warning("refused a request that says not where to answer: %s", exc)
+            self._tell(logging.WARNING, f"that says not where to answer: {exc}")
             return unreadable(exc)
         return self._accept(acceptor, control, reply_to, body)
+
+    def _tell(self, level: int, which: str) -> None:
+        """Of a refused request, unless one was told of just now."""
+        if trio.current_time() - self._told_at < TELL_EVERY:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} more before it)" if self._untold else ""
+        logger.log(level, "refused a request %s%s", which, more)
+        self._told_at, self._untold = trio.current_time(), 0
 
     def _accept(
         self, acceptor: Acceptor, control: ControlMessage, reply_to: ReplyTo, body: bytes
@@ -135,7 +150,7 @@ class TcpServerSide:
         try:
             codec = control.body_codec()
         except RemoteProtocolError as exc:
-            logger.warning("request %s cannot be served: %s", control.id, exc)
+            logger.warning("request %.64s cannot be served: %s", control.id, exc)
             answer = self._call_home(reply_to, JSON)
             answer.finish(exc)
         else:
