@@ -304,7 +304,15 @@ def told_apart() -> Iterator[None]:
     except httpx.RemoteProtocolError as exc:
         raise StoreGarbled(f"no HTTP as it should be: {exc}") from exc
     except httpx.TransportError as exc:
-        raise StoreUnavailable(f"{type(exc).__name__}: {exc}".rstrip(": ")) from exc
+        raise StoreUnavailable(f"{type(exc).__name__}: {_root(exc)}") from exc
+
+
+def _root(exc: BaseException) -> str:
+    """The first text in a chain of errors: those of TLS stand at its other end."""
+    at: BaseException | None = exc
+    while at is not None and not str(at):
+        at = at.__cause__ or at.__context__
+    return "no reason given" if at is None else str(at)
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
