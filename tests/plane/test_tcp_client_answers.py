@@ -558,6 +558,27 @@ async def test_the_sentinel_ends_the_wait(
     assert await line.caller.wishes() == []
 
 
+async def test_after_an_error_the_worker_may_end_in_good_order(
+    line: Line, autojump_clock: trio.testing.MockClock
+) -> None:
+    error = Item(annotate_error(MSGPACK, errors.EngineShutdown("bye")))
+    await line.caller.say(Handshake(line.stream.subject), Accepted(), error)
+    assert type(await line.sink.end()) is errors.EngineShutdown
+    began = trio.current_time()
+    await trio.sleep(0.5)
+    await line.caller.say(*ENDING)
+    assert await ended(line) - began == pytest.approx(0.5)
+
+
+async def test_a_greeting_that_is_too_long_is_not_waited_for(
+    line: Line, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = trio.current_time()
+    await line.caller.stream.send_all(two_part.encode(header=b" " * (MAX_GREETING + 1))[:-1])
+    assert await ended(line) == began
+    assert "too long" in caplog.text
+
+
 async def test_a_worker_that_takes_nothing_is_not_told_for_long(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -585,9 +606,3 @@ async def test_bytes_one_by_one_make_the_same_answer(line: Line) -> None:
         await trio.testing.wait_all_tasks_blocked()
     assert await line.sink.end() is None
     assert line.sink.items == [1, 2]
-
-
-async def test_error_items_carry_what_our_worker_says(line: Line) -> None:
-    error = Item(annotate_error(MSGPACK, errors.EngineShutdown("bye")))
-    await line.caller.say(Handshake(line.stream.subject), Accepted(), error, *ENDING)
-    assert type(await line.sink.end()) is errors.EngineShutdown

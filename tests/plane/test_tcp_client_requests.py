@@ -295,9 +295,13 @@ class Net:
 
     ends: list[RequestEnd] = attrs.field(factory=list)
     refuses: bool = False
+    #: Unset: connecting takes its time.
+    open: trio.Event | None = None
 
     async def dial(self, address: HostPort) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
+        if self.open is not None:
+            await self.open.wait()
         if self.refuses:
             raise ConnectionRefusedError("nobody there")
         client, worker = trio.testing.memory_stream_pair()
@@ -432,8 +436,11 @@ async def test_nobody_there_fails_all_who_wait_for_the_connection(desk: Desk) ->
 
 
 async def test_who_gives_up_before_the_connection_stands_sends_nothing(desk: Desk) -> None:
+    desk.net.open = trio.Event()
     given_up, kept = desk.send(frame(path="1f/given-up")), desk.send(frame(path="1f/kept"))
+    await trio.testing.wait_all_tasks_blocked()
     given_up.scope.cancel()
+    desk.net.open.set()
     await trio.testing.wait_all_tasks_blocked()
     (end,) = desk.net.ends
     event = await end.next_event()
@@ -467,6 +474,42 @@ async def test_an_acknowledgement_that_nobody_waits_for_ends_the_connection(
     desk.send()
     await trio.testing.wait_all_tasks_blocked()
     assert len(desk.net.ends) == 2
+
+
+async def test_a_connection_that_is_being_closed_takes_no_request(nursery: trio.Nursery) -> None:
+    client, worker = trio.testing.memory_stream_pair()
+    late = Sends()
+
+    class SlowToClose(trio.abc.Stream):
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            await client.send_all(data)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            raise NotImplementedError
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+            return await client.receive_some(max_bytes)
+
+        async def aclose(self) -> None:
+            nursery.start_soon(late.run, pool, frame())
+            for _ in range(10):
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    net = Net()
+
+    async def dial(address: HostPort) -> trio.abc.Stream:
+        net.ends.append(RequestEnd(worker))
+        return SlowToClose() if len(net.ends) == 1 else await net.dial(address)
+
+    pool = RequestPool(TcpSettings(), dial, nursery)
+    nursery.start_soon(Sends().run, pool, frame())
+    await trio.testing.wait_all_tasks_blocked()
+    await worker.send_all(b"\xff" * 4)  # no acknowledgement: it is closed, and nothing sent again
+    await trio.testing.wait_all_tasks_blocked()
+    await net.ends[-1].next_event()
+    await net.ends[-1].acknowledge()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (late.ack, late.error) == (ACCEPTED, None)
 
 
 @pytest.mark.parametrize("settings", [TcpSettings(channel_buffer=2, pool_size=2)])
