@@ -24,14 +24,12 @@ import attrs
 import trio
 
 from dynamo_trio import __version__
-from dynamo_trio.console import Banner, InFlight, describe_inflight, progress, url_of
+from dynamo_trio.console import Banner, InFlight, describe_inflight, url_of
 from dynamo_trio.discovery import ModelCard
-from dynamo_trio.errors import FetchError
 from dynamo_trio.frontend.assembly import make_frontend
 from dynamo_trio.frontend.catalog import open_catalog
 from dynamo_trio.frontend.serve import serve_frontend
 from dynamo_trio.lifecycle import Phase
-from dynamo_trio.models import FetchCancelled, default_model
 from dynamo_trio.program.entry import Body, Start
 from dynamo_trio.program.nest import Nest
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
@@ -41,6 +39,7 @@ from dynamo_trio.tokenizers import Preprocessor, Tokenizer
 from dynamo_trio.wire.llm import PreprocessedRequest
 from dynamo_trio.worker.assembly import Model
 from dynamo_trio.worker.loading import load_engine
+from dynamo_trio.worker.model_path import find_model
 from dynamo_trio.worker.serve import engine_handler
 
 if TYPE_CHECKING:
@@ -57,11 +56,8 @@ logger = logging.getLogger("dynamo_trio.standalone")
 #: How often the terminal's status line is told anew what a drain waits for, in seconds.
 TELL_EVERY = 0.25
 
-#: What helps whoever has no default model and cannot get it.
-NO_MODEL = (
-    "To start without it: --model-path FILE.gguf serves a file of your own,"
-    " --engine sim needs no model."
-)
+#: What else helps whoever has no default model and cannot get it.
+SIM_ADVICE = ", --engine sim needs no model"
 
 
 @attrs.define(eq=False)
@@ -118,7 +114,7 @@ class Program:
         await self._start_and_serve()
 
     async def _start_and_serve(self) -> None:
-        path = await self._model_path()
+        path = await find_model(self.start, self._hurry, advice=SIM_ADVICE)
         # Abandoned by a stop: a file system that hangs must not hold it.
         read = partial(Model.read, self.config, path)
         model = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
@@ -155,21 +151,6 @@ class Program:
             context_length=engine.info.context_tokens,
             kv_cache_block_size=engine.info.kv_block_tokens,
         )
-
-    async def _model_path(self) -> Path | None:
-        path = self.config.model_path
-        if self.config.engine == "sim" or path is not None:
-            return path
-        with progress(self.terminal, "getting the model", counts_bytes=True) as bar:
-            fetch = partial(default_model, self.config.cache_dir, bar.update, cancel=self._hurry)
-            try:
-                return await trio.to_thread.run_sync(fetch)
-            except FetchCancelled:
-                # The start is cancelled: it ends here.
-                await trio.lowlevel.checkpoint()  # noqa: ASYNC120 - meant to raise Cancelled instead
-                raise
-            except FetchError as exc:
-                raise FetchError(f"{exc}\n{NO_MODEL}") from exc
 
     # --- ready ------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ the endpoint is closed and drained; then everything is left from the inside out.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,6 +29,7 @@ from dynamo_trio.program.nest import Nest
 from dynamo_trio.program.runtime import open_configured_runtime
 from dynamo_trio.wire.llm import PreprocessedRequest
 from dynamo_trio.worker.loading import load_engine
+from dynamo_trio.worker.model_path import find_model
 from dynamo_trio.worker.publish import read_card, read_model
 from dynamo_trio.worker.serve import engine_handler
 from dynamo_trio.worker.status import WorkerStatus
@@ -48,6 +50,9 @@ class Program:
 
     start: Start
     status: WorkerStatus = attrs.field(init=False)
+    #: Set by a stop that comes before the worker is ready; the thread that fetches the model
+    #: reads it.
+    _hurry: threading.Event = attrs.field(factory=threading.Event)
     nest: Nest = attrs.field(init=False)
 
     @status.default
@@ -56,7 +61,7 @@ class Program:
 
     @nest.default
     def _nest_default(self) -> Nest:
-        return Nest(self.lifecycle)
+        return Nest(self.lifecycle, on_early_stop=self._hurry.set)
 
     @property
     def config(self) -> Config:
@@ -77,7 +82,8 @@ class Program:
 
     async def _inside(self, services: trio.Nursery) -> None:
         base_url = await serve_status(self.status, services, self.config)
-        model = await read_model(self.config)
+        path = await find_model(self.start, self._hurry)
+        model = await read_model(self.config, path)
         async with open_configured_runtime(self.config, self.lifecycle) as runtime:
             self.status.attach(runtime)
             await self._serve(runtime, model, base_url)

@@ -23,33 +23,29 @@ if TYPE_CHECKING:
     from dynamo_trio.engines import CoreInfo
 
 
-def model_folder(config: Config) -> Path:
-    """The folder, or GGUF file, from which frontends get the model's tokeniser.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if config.model_path is None:
-        raise ConfigError(
-            "--model-path (DYN_MODEL_PATH) is not set: a worker needs the model's Hugging Face"
-            " folder, or its GGUF file: frontends get its tokeniser and chat template from there"
-        )
-    return config.model_path
-
-
-async def read_model(config: Config) -> Model:
-    """The worker's model, read in a thread.
+async def read_model(config: Config, path: Path | None) -> Model:
+    """The worker's model at ``path``, read in a thread.
 
     A stop abandons the thread: a file system that hangs must not hold it.
 
     Raises:
         StartupError: it cannot be used.
     """
-    read = partial(Model.read, config, model_folder(config))
-    model = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
-    if "context_tokens" in config.sources or not model.tokenizer.context_length:
+    if path is None:
+        raise ConfigError(
+            "--model-path (DYN_MODEL_PATH) is not set: a worker needs the model's Hugging Face"
+            " folder, or its GGUF file: frontends get its tokeniser and chat template from there"
+        )
+    read = partial(Model.read, config, path)
+    return _roomy(config, await trio.to_thread.run_sync(read, abandon_on_cancel=True))
+
+
+def _roomy(config: Config, model: Model) -> Model:
+    """With all the context that the model was made for, where that costs nothing."""
+    told = model.tokenizer.context_length
+    if config.engine != "sim" or "context_tokens" in config.sources or not told:
         return model
-    return attrs.evolve(model, context_tokens=model.tokenizer.context_length)
+    return attrs.evolve(model, context_tokens=told)
 
 
 async def read_card(
@@ -69,7 +65,8 @@ async def read_card(
 def _make_card(
     config: Config, info: CoreInfo, model: Model, instance_id: int, base_url: str | None
 ) -> ModelCard:
-    folder = model_folder(config)
+    folder = model.path
+    assert folder is not None, "read_model has seen to it"
     if folder.is_file():
         folder = gguf_folder(folder, config.cache_dir, model.tokenizer)
     return make_card(

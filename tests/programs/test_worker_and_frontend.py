@@ -22,6 +22,8 @@ from tests.standalone.harness import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     Pair = tuple[Server, Server]
 
 asks = partial(chat, model=MODEL)
@@ -193,3 +195,21 @@ def test_two_workers_share_the_work(fleet: Fleet, mode: str, is_even: bool) -> N
     counts = [metric(port, name) for port in ports]
     assert min(counts) > 0  # at random, once in half a million runs not
     assert not is_even or counts == [10, 10]
+
+
+# --- a real model ------------------------------------------------------------------------------
+
+
+@pytest.mark.llama
+def test_a_llama_worker_answers_like_one_process(fleet: Fleet, model_path: Path) -> None:
+    named = ("--model-path", str(model_path), "--model-name", "real")
+    fleet.start("dynamo_trio.worker", *named, "--system-port", "0")
+    alone = fleet.start("dynamo_trio", *named, "--http-port", "0")
+    frontend = fleet.frontend()
+    wait_until(lambda: models(frontend.port) == ["real"], "the model is offered")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = chat(24, model="real", messages=question, temperature=0, ignore_eos=False)
+    ports = (frontend.port, alone.wait_ready().port)
+    answers = [ask(port, "POST", "/v1/chat/completions", body) for port in ports]
+    assert all(answer.is_done for answer in answers)
+    assert answers[0].text == answers[1].text != ""
