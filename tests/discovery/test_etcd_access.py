@@ -66,7 +66,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[EtcdServer]:
 async def test_a_user_with_a_password_is_let_in(guarded: EtcdServer) -> None:
     async with open_etcd_store(settings_for(guarded)) as store:
         await assert_works(store)
-        await trio.sleep(3.0)  # keep-alives, and looks at the lease
+        await trio.sleep(3.0)  # the lease is refreshed and looked at
         assert AT in store._keeper.owned
         await assert_works(store, b"2")
 

@@ -143,7 +143,10 @@ class Gateway:
         """Another endpoint may do better, unless etcd's word is the same everywhere."""
         if isinstance(exc, StoreRefused) and exc.code in _FINAL:
             raise exc
-        failures[self._settings.endpoints[index]] = exc
+        endpoint = self._settings.endpoints[index]
+        failures[endpoint] = exc
+        if len(failures) < len(self._settings.endpoints):
+            logger.info("etcd at %s is passed over: %s", endpoint, exc)
 
     async def _open_stream(self, call: Call[A]) -> httpx.Response:
         failures: dict[str, StoreUnavailable] = {}

@@ -99,7 +99,7 @@ class EtcdSettings:
 
     @property
     def pulse(self) -> float:
-        """Between two keep-alives."""
+        """Between two refreshes of the lease."""
         return self.ttl / 5
 
     @property
