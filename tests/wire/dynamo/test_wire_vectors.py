@@ -124,12 +124,15 @@ def test_acknowledgements(name: str, verdict: Verdict, error: type | None) -> No
     assert encode_ack(found) == raw(name)
 
 
-def test_a_frame_that_is_too_large_is_refused_in_the_real_workers_words() -> None:
+def test_a_frame_that_is_too_large_is_refused_in_the_real_workers_words_behind_a_prefix() -> None:
+    """The bare words would be taken for an acceptance by the real frontend."""
     head = b"\x00\x1b" + b"x" * 27 + b"\x00\x00" + b"\xff" * 4
     with pytest.raises(errors.MessageTooLarge) as caught:
         drain(FrameReader(), head)
     assert caught.value.size == 4294967330
-    assert encode_ack(ack.refusal(caught.value)) == raw("09")
+    real = raw("09")[4:].decode()
+    assert ack.refusal(caught.value).text == f"Server unavailable: {real}"
+    assert ack.classify(Ack(real)) is ack.classify(ack.refusal(caught.value))
 
 
 # --- the way back ------------------------------------------------------------------------
