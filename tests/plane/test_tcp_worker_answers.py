@@ -78,14 +78,24 @@ async def test_what_is_said_before_the_connection_stands_is_not_lost() -> None:
         assert kinds == [Handshake, Accepted, Item, CompleteFinal, Sentinel]
 
 
-async def test_an_error_before_the_beginning_is_the_prologue() -> None:
+async def test_an_error_of_the_worker_before_the_beginning_is_the_prologue() -> None:
     async with open_bench() as bench:
         home = await bench.peer.call()
-        bench.call.outbox.finish(InvalidArgument("no such token"))
+        bench.call.outbox.finish(EngineShutdown("the worker stopped"))
         event = await home.next_event()
         assert isinstance(event, Refused)
         assert event.error is not None
-        assert (event.error.name, event.error.message) == ("InvalidArgument", "no such token")
+        assert (event.error.name, event.error.message) == ("EngineShutdown", "the worker stopped")
+
+
+async def test_an_error_of_the_request_before_the_beginning_is_its_only_item() -> None:
+    async with open_bench() as bench:
+        home = await bench.peer.call()
+        bench.call.outbox.finish(InvalidArgument("no such token"))
+        first, error, final, sentinel = await home.events(4)
+        assert (first, final, sentinel) == (Accepted(), CompleteFinal(), Sentinel())
+        with pytest.raises(InvalidArgument, match="no such token"):
+            value_of(error)
 
 
 async def test_an_error_after_the_beginning_is_an_item_and_a_whole_end() -> None:

@@ -57,6 +57,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dynamo_trio.plane.tcp")
 
+
+def _is_refusal(error: DynamoException) -> bool:
+    """Is an error before the beginning told in the prologue, or as the only item?
+
+    To Dynamo 1.5.1's frontend a refusal in the prologue is a worker that cannot be reached: it
+    tries the next one, and sends nothing to this one for 5 s. One bad request would so put
+    every worker out of reach. As an item the same error stays with its request.
+    """
+    return error.migratable or isinstance(error, RemoteProtocolError)
+
+
 Dial = Callable[[HostPort], Awaitable[trio.abc.Stream]]
 
 #: Bytes that are read, and sent, at once. A client is judged slow by each piece it takes.
@@ -133,7 +144,7 @@ class CallHome(Outbox):
     def _last_words(self, error: DynamoException | None) -> list[UpEvent]:
         events: list[UpEvent] = []
         if self._wire.phase is Phase.GREETED:
-            if error is not None:
+            if error is not None and _is_refusal(error):
                 return [Refused.because(error)]
             events.append(Accepted())
         if error is not None:
