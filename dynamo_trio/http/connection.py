@@ -364,11 +364,14 @@ def engine_complaint(error: Exception) -> str | None:
     if isinstance(error, ExceptionGroup):
         complaints = [engine_complaint(member) for member in error.exceptions]
         return None if None in complaints else "; ".join(filter(None, complaints))
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
-    if module.partition(".")[0] not in _ENGINE:
-        return None
-    return f"{type(error).__name__}: {error}"[:500]
+    modules = [str(f.f_globals.get("__name__")) for f, _ in traceback.walk_tb(error.__traceback__)]
+    # It may have failed in a library of its own, but not in ours.
+    deepest = next((r for r in map(_root, reversed(modules)) if r in {*_ENGINE, "dynamo_trio"}), "")
+    return f"{type(error).__name__}: {error}"[:500] if deepest in _ENGINE else None
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @contextmanager

@@ -175,7 +175,7 @@ async def test_having_no_room_is_waited_out(
     ours, theirs = await connected_pair()
     served: list[trio.SocketStream] = []
 
-    async def serve(stream: trio.SocketStream) -> None:
+    async def serve(stream: trio.SocketStream, _: object) -> None:
         served.append(stream)
         nursery.cancel_scope.cancel("seen")
         await trio.lowlevel.checkpoint()
@@ -199,7 +199,7 @@ async def test_any_other_error_of_accepting_is_not_hidden() -> None:
     await theirs.aclose()
 
 
-async def serve_nobody(stream: trio.SocketStream) -> None:
+async def serve_nobody(stream: trio.SocketStream, _: object) -> None:
     raise AssertionError("nobody came")
 
 

@@ -44,6 +44,8 @@ from dynamo_trio.wire.dynamo.call_home_states import (
 from dynamo_trio.wire.dynamo.receiver import Closed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dynamo_trio.plane.tcp.streams import StreamTable, TcpStream
     from dynamo_trio.wire.dynamo.call_home_states import UpEvent
 
@@ -61,6 +63,8 @@ class Answer:
 
     _transport: trio.abc.Stream
     _limit: int
+    #: Called when it has named a stream of ours.
+    _on_found: Callable[[], object] = lambda: None
     _end: ClientEnd = attrs.field(init=False)
     #: Around the waits that a change of the client's wish ends.
     _waiting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -103,6 +107,7 @@ class Answer:
             logger.debug("a call home for request %.64r, which nobody waits for", subject)
             return None
         self._end.accept(stream.codec)
+        self._on_found()
         stream.heard = True
         return stream
 

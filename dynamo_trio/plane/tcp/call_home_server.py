@@ -17,6 +17,7 @@ from dynamo_trio.wire.dynamo.addresses import HostPort
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from dynamo_trio.plane.tcp.settings import TcpSettings
     from dynamo_trio.plane.tcp.streams import StreamTable
@@ -70,13 +71,13 @@ class CallHomeServer:
         finally:
             self._streams.give_up(Disconnected("the request plane was closed"))
 
-    async def _serve(self, raw: trio.SocketStream) -> None:
+    async def _serve(self, raw: trio.SocketStream, is_ours: Callable[[], None]) -> None:
         try:
             transport = await self._secured(raw)
         except OSError as exc:
             logger.warning("a worker called home in vain: %s", exc)
             return
-        answer = Answer(transport, self._settings.max_message)
+        answer = Answer(transport, self._settings.max_message, is_ours)
         await answer.run(self._streams, self._settings.handshake_time)
 
     async def _secured(self, raw: trio.SocketStream) -> trio.abc.Stream:

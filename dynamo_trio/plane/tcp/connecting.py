@@ -7,11 +7,14 @@ import errno
 import logging
 import math
 import os
+import resource
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
 from dynamo_trio.errors import ConfigError, PortInUse
@@ -19,7 +22,6 @@ from dynamo_trio.plane.tcp.tls import greet
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
 
     from dynamo_trio.plane.tcp.settings import TcpSettings
     from dynamo_trio.wire.dynamo.addresses import HostPort
@@ -34,6 +36,8 @@ RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
 #: Threads in which names are looked up. A name comes from a peer, and its server may hang: the
 #: threads in which everything else reads its files must not wait for it.
 LOOKUPS = 8
+#: Connections of one listener on which nothing of use was said yet.
+MAX_LOBBY = 512
 #: Seconds without data until the kernel asks a peer whether it is still there, seconds between
 #: two questions, and unanswered questions until it is taken for dead.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
@@ -69,17 +73,59 @@ async def open_listener(host: str, port: int, setting: str) -> trio.SocketListen
     return first
 
 
+#: Serves a connection; what is given with it is called when its peer has shown to be one of ours.
+Serve = Callable[[trio.SocketStream, Callable[[], None]], Awaitable[None]]
+
+
+@attrs.define(eq=False)
+class Lobby:
+    """The connections of one listener whose peers have yet to show what they are.
+
+    A crowd that connects and says nothing of use must not take all descriptors of the process:
+    when there are too many, the one that has waited for longest is closed.
+    """
+
+    #: Oldest first.
+    _waiting: dict[trio.CancelScope, None] = attrs.field(factory=dict)
+    _complained_at: float = -math.inf
+
+    def enter(self, connection: trio.CancelScope) -> None:
+        """It has come; cancelling the scope closes it."""
+        self._waiting[connection] = None
+        if len(self._waiting) > _room():
+            oldest = next(iter(self._waiting))
+            self.leave(oldest)
+            oldest.cancel("there are too many like it")
+            self._complain()
+
+    def leave(self, connection: trio.CancelScope) -> None:
+        """It has ended, or its peer is one of ours."""
+        self._waiting.pop(connection, None)
+
+    def _complain(self) -> None:
+        if trio.current_time() - self._complained_at >= COMPLAIN_EVERY:
+            self._complained_at = trio.current_time()
+            logger.warning(
+                "over %d connections on which nothing of use was said; the oldest are closed",
+                len(self._waiting),
+            )
+
+
+def _room() -> int:
+    """A share of the descriptors that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_LOBBY if soft == resource.RLIM_INFINITY else min(MAX_LOBBY, max(1, soft // 8))
+
+
 async def accept_connections(
-    listener: trio.SocketListener,
-    serve: Callable[[trio.SocketStream], Awaitable[None]],
-    nursery: trio.Nursery,
+    listener: trio.SocketListener, serve: Serve, nursery: trio.Nursery
 ) -> None:
     """Accept until cancelled; each connection becomes a task in ``nursery``, and is closed there.
 
     Having no room for one more is waited out. What ``serve`` raises ends its own connection,
     and is logged: it is our mistake, since a peer's fault is no exception there.
     """
-    complained_at = -math.inf
+    complained_at, lobby = -math.inf, Lobby()
     async with listener:
         while True:
             try:
@@ -92,19 +138,20 @@ async def accept_connections(
                     logger.error("cannot accept connections: %s", os.strerror(exc.errno or 0))
                 await trio.sleep(RETRY_ACCEPT)
             else:
-                nursery.start_soon(_contain, stream, serve)
+                nursery.start_soon(_contain, stream, serve, lobby)
 
 
-async def _contain(
-    stream: trio.SocketStream, serve: Callable[[trio.SocketStream], Awaitable[None]]
-) -> None:
-    try:
-        keep_alive(stream)
-        await serve(stream)
-    except* Exception as group:
-        logger.error("a connection ended in a mistake of ours", exc_info=group)
-    finally:
-        stream.socket.close()
+async def _contain(stream: trio.SocketStream, serve: Serve, lobby: Lobby) -> None:
+    with trio.CancelScope() as scope:
+        try:
+            lobby.enter(scope)
+            keep_alive(stream)
+            await serve(stream, partial(lobby.leave, scope))
+        except* Exception as group:
+            logger.error("a connection ended in a mistake of ours", exc_info=group)
+        finally:
+            lobby.leave(scope)
+            stream.socket.close()
 
 
 async def dial(

@@ -24,7 +24,7 @@ from dynamo_trio.wire.dynamo.control import decode_payload
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from dynamo_trio.plane.tcp.settings import TcpSettings
     from dynamo_trio.wire.dynamo.codec import Codec
@@ -104,7 +104,9 @@ class TcpServerSide:
                 )
             return self._address
 
-    async def _serve_connection(self, plain: trio.SocketStream) -> None:
+    async def _serve_connection(
+        self, plain: trio.SocketStream, is_ours: Callable[[], None]
+    ) -> None:
         stream: trio.abc.Stream = plain
         if self._listener_tls is not None:
             try:
@@ -113,7 +115,7 @@ class TcpServerSide:
             except OSError as exc:
                 logger.warning("a request connection is closed: %s", exc)
                 return
-        await WorkerConnection(stream, self.answer, self.settings).run()
+        await WorkerConnection(stream, self.answer, self.settings, is_ours).run()
 
     async def _dial(self, address: HostPort) -> trio.abc.Stream:
         return await dial(address, self._dialer_tls, self.settings)

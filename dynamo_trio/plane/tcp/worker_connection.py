@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from dynamo_trio.errors import MessageTooLarge, RemoteProtocolError
-from dynamo_trio.wire.dynamo.ack import refusal
+from dynamo_trio.wire.dynamo.ack import ACCEPTED, refusal
 from dynamo_trio.wire.dynamo.request_frame import RequestFrame
 from dynamo_trio.wire.dynamo.request_plane import RequestServer
 
@@ -43,6 +43,8 @@ class WorkerConnection:
     _stream: trio.abc.Stream
     _answer: Callable[[RequestFrame], Ack]
     _settings: TcpSettings
+    #: Called when a request of it was accepted.
+    _on_accepted: Callable[[], object] = lambda: None
     _wire: RequestServer = attrs.field(init=False)
     #: Its deadline is that of the frame or acknowledgement that is under way.
     _limit: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -84,7 +86,7 @@ class WorkerConnection:
             while self._end is None and len(acks) < BATCH:
                 event = self._wire.next_event()
                 if isinstance(event, RequestFrame):
-                    acks.append(self._wire.send(self._answer(event)))
+                    acks.append(self._wire.send(self._decide(event)))
                 elif event is None:
                     break
                 else:
@@ -95,6 +97,12 @@ class WorkerConnection:
         except RemoteProtocolError as exc:
             self._end = str(exc)
         return b"".join(acks)
+
+    def _decide(self, frame: RequestFrame) -> Ack:
+        ack = self._answer(frame)
+        if ack is ACCEPTED:
+            self._on_accepted()
+        return ack
 
     def _rearm(self) -> None:
         """A frame's time runs from its first byte, however many pieces it comes in."""
