@@ -24,6 +24,8 @@ from tests.discovery.fake_etcd import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from trio.testing import MockClock
 
     from tests.discovery.fake_etcd import Answer
@@ -136,7 +138,7 @@ async def test_no_more_is_read_than_the_limit() -> None:
 
     async def endless(_: httpx.Request) -> httpx.Response:
         class Endless(httpx.AsyncByteStream):
-            async def __aiter__(self):  # type: ignore[no-untyped-def]
+            async def __aiter__(self) -> AsyncIterator[bytes]:
                 nonlocal read
                 while True:
                     await trio.lowlevel.checkpoint()

@@ -59,13 +59,13 @@ async def open_discovery(server: EtcdServer) -> AsyncIterator[Discovery]:
 async def wait_for_key(server: EtcdServer, record: Instance, lease: int) -> None:
     """Until the record stands in etcd, on this lease."""
     with trio.fail_after(SOON):
-        while (await server.keys()).get(f"v1/instances/{record.key}") != lease:  # noqa: ASYNC110
+        while (await server.keys()).get(f"v1/instances/{record.key}") != lease:  # noqa: ASYNC110 - polls a process
             await trio.sleep(0.05)
 
 
 async def wait_for_no_key(server: EtcdServer) -> None:
     with trio.fail_after(SOON):
-        while await server.keys():  # noqa: ASYNC110
+        while await server.keys():  # noqa: ASYNC110 - polls a process
             await trio.sleep(0.05)
 
 

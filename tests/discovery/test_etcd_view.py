@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +75,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_who_follows_the_changes_has_the_view_and_in_the_end_the_store(steps: list) -> None:  # type: ignore[type-arg]
+def test_who_follows_the_changes_has_the_view_and_in_the_end_the_store(steps: list[Any]) -> None:
     seen, store, followed = view(), dict[str, bytes](), dict[str, bytes]()
     now = 0.0
     for step, what, more in [*steps, ("expire", 1000.0, None)]:
