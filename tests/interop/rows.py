@@ -48,8 +48,17 @@ class Row:
     unary: str
     #: Nobody listens where the instance says.
     dead: bool = False
+    #: Tokens that come before something goes wrong.
+    before: int = BEFORE
     #: Tokens that the second worker is asked for, if it is asked.
     rest: int = 8
+    #: The status of a further request right after, with no other worker: 503 if this one gets
+    #: nothing for 5 s, 529 if it counts as busy.
+    after: int = attrs.field()
+
+    @after.default
+    def _after_default(self) -> int:
+        return 503 if self.moves is Moves.YES else 200
 
     @property
     def hangs(self) -> bool:
@@ -58,7 +67,8 @@ class Row:
     @property
     def cells(self) -> str:
         """The end of its line in the table."""
-        return f"| {self.moves.value} | {self.stream} | {self.unary} |"
+        after = "-" if self.hangs else f"{self.after}"
+        return f"| {self.moves.value} | {self.stream} | {self.unary} | {after} |"
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -138,8 +148,8 @@ CHUNK = "error chunk"
 
 ACKS = [
     Row("empty", Fault(answer=Answer.well), Moves.WHOLE, "ok", "200"),
-    Row("`Server overloaded: …`", Fault("Server overloaded: draining"), YES, "529", "529"),
-    Row("`Server unavailable: …`", Fault("Server unavailable: draining"), NO, "503", "503"),
+    Row("`Server overloaded: …`", Fault("Server overloaded: why"), YES, "529", "529", after=529),
+    Row("`Server unavailable: …`", Fault("Server unavailable: why"), NO, "503", "503"),
     Row(
         "any other text",
         Fault("Unknown endpoint: 1/generate"),
@@ -185,7 +195,7 @@ _CUT = [
 ]
 
 _MIGRATABLE: list[Any] = [
-    *("Disconnected", "CannotConnect", "ConnectionTimeout", "ResponseTimeout", "WorkerOverloaded"),
+    *("Disconnected", "CannotConnect", "ConnectionTimeout", "ResponseTimeout"),
     *({"Backend": name} for name in ("EngineShutdown", "StreamIncomplete")),
 ]
 _FINAL: list[Any] = [
@@ -194,16 +204,29 @@ _FINAL: list[Any] = [
 ]
 
 
-def _error_row(error_type: Any, moves: Moves) -> Row:
+def _error_row(error_type: Any, moves: Moves, **more: Any) -> Row:
     is_engines = isinstance(error_type, dict)
     name = f"Backend {error_type['Backend']}" if is_engines else error_type
     fault = _plays(_some, _error(error_type), _end)
-    return Row(f"error item `{name}`", fault, moves, CHUNK, "500", rest=5)
+    return Row(f"error item `{name}`", fault, moves, CHUNK, "500", rest=5, **more)
 
 
 _ERRORS = [
     *(_error_row(error_type, YES) for error_type in _MIGRATABLE),
+    _error_row("WorkerOverloaded", YES, after=200),
     *(_error_row(error_type, NO) for error_type in _FINAL),
+    Row(
+        "error item `Backend InvalidArgument` first",
+        _plays(Answer.begin, _error({"Backend": "InvalidArgument"}), _end),
+        *(NO, CHUNK, "400"),
+        before=0,
+    ),
+    Row(
+        "error item `Backend Unknown` first",
+        _plays(Answer.begin, _error({"Backend": "Unknown"}), _end),
+        *(NO, CHUNK, "500"),
+        before=0,
+    ),
 ]
 
 _STRANGE = [

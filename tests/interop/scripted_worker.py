@@ -193,18 +193,23 @@ class Fault:
 
 
 class Faults:
-    """Who suffers it: the first request, wherever it arrives. Tells what arrived."""
+    """Who suffers it: the next request, wherever it arrives. Tells what arrived since."""
 
-    def __init__(self, fault: Fault) -> None:
-        self._fault: Fault | None = fault
+    def __init__(self) -> None:
+        self._fault: Fault | None = None
         self._lock = threading.Lock()
-        #: All requests, in the order of arrival.
+        #: All requests since the fault was set, in the order of arrival.
         self.requests: list[dict[str, Any]] = []
         #: Who played it.
         self.victim: ScriptedWorker | None = None
 
+    def set(self, fault: Fault) -> None:
+        with self._lock:
+            self._fault, self.requests = fault, []
+
     def take(self, worker: ScriptedWorker, request: dict[str, Any]) -> Fault:
         with self._lock:
+            worker.taken += 1
             self.requests.append(request)
             fault, self._fault = self._fault, None
             if fault is None:
@@ -224,6 +229,8 @@ class ScriptedWorker:
     listener: socket.socket
     faults: Faults
     vocabulary: dict[str, int]
+    #: How many requests it has ever got.
+    taken: int = 0
     _sockets: list[socket.socket] = attrs.field(factory=list)
 
     def serve(self) -> None:
@@ -280,6 +287,12 @@ class ScriptedWorker:
 
     def close(self) -> None:
         self.registration.close()
+        self.die()
+
+    def die(self) -> None:
+        """Nobody listens here any more, whatever is registered."""
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # or its thread would accept once more
         self.listener.close()
         for each in self._sockets:
             with suppress(OSError):
@@ -288,9 +301,9 @@ class ScriptedWorker:
 
 @contextmanager
 def scripted_worker(
-    store: FileStore, model: Model, faults: Faults, *, codec: str = "msgpack", dead: bool = False
+    store: FileStore, model: Model, faults: Faults, codec: str
 ) -> Iterator[ScriptedWorker]:
-    """An instance of the model. ``dead``: nobody listens where it says."""
+    """An instance of the model."""
     listener = socket.create_server(("127.0.0.1", 0))
     instance_id = secrets.randbits(64)
     endpoint = EndpointId.parse(model.endpoint)
@@ -307,10 +320,7 @@ def scripted_worker(
     )
     vocabulary = json.loads((model.folder / "tokenizer.json").read_text())["model"]["vocab"]
     worker = ScriptedWorker(Registration(store), listener, faults, vocabulary)
-    if dead:
-        listener.close()
-    else:
-        threading.Thread(target=worker.serve, daemon=True).start()
+    threading.Thread(target=worker.serve, daemon=True).start()
     try:
         worker.registration.put(keys.INSTANCES, record)
         worker.registration.put(keys.MODELS, card)

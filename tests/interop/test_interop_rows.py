@@ -13,13 +13,17 @@ import attrs
 import pytest
 
 from dynamo_trio.wire.dynamo import keys
+from tests.interop.load import CHAT
 from tests.interop.model import Model
-from tests.interop.rows import ACKS, ANSWERS, BEFORE, CHUNK, LEFT_OPEN, Moves, Row
-from tests.interop.scripted_worker import LETTERS, Faults, scripted_worker
+from tests.interop.processes import wait_until
+from tests.interop.rows import ACKS, ANSWERS, CHUNK, LEFT_OPEN, Moves, Row
+from tests.interop.scripted_worker import LETTERS, Faults, ScriptedWorker, scripted_worker
 from tests.standalone.harness import Answer, Http1, chat, in_parallel
 
 if TYPE_CHECKING:
+    from tests.interop.fleet import Frontend
     from tests.interop.scene import Stage
+    from tests.standalone.harness import Json
 
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 TOKENS = 8
@@ -35,6 +39,8 @@ class Seen:
     answer: Answer
     asked: list[dict[str, Any]]  # what workers were sent
     seconds: float
+    #: The status of a further request.
+    after: int | None
 
     @property
     def limits(self) -> list[int]:
@@ -57,19 +63,35 @@ def ask_once(stage: Stage, row: Row, codec: str, *, migrations: int, stream: boo
     # The same endpoint for every row: per endpoint that goes, this frontend loses an inotify
     # instance, and without one (128 per user) it shuts down.
     model = Model(stage.folder(), namespace=f"rows-{migrations}-{stream}")
-    faults = Faults(row.fault)
+    body = chat(TOKENS, model=model.name, stream=stream)
+    faults = Faults()
     with ExitStack() as stack:
-        for first in (True, False) if migrations else (True,):
-            dead = first and row.dead
-            stack.enter_context(scripted_worker(store, model, faults, codec=codec, dead=dead))
+        playing = partial(scripted_worker, store, model, faults, codec)
+        workers = [stack.enter_context(playing()) for _ in range(2 if migrations else 1)]
         frontend.wait_model(model)
+        warm_up(frontend, body, workers)
+        faults.set(row.fault)
+        if row.dead:
+            workers[0].die()
         connection = stack.enter_context(Http1(frontend.port))
         began = time.monotonic()
-        body = chat(TOKENS, model=model.name, stream=stream)
-        connection.send("POST", "/v1/chat/completions", body)
+        connection.send("POST", CHAT, body)
         if row.hangs:
             see_it_hang(connection, faults)
-        return Seen(connection.read(), faults.requests, time.monotonic() - began)
+        answer, asked = connection.read(), list(faults.requests)
+        seconds = time.monotonic() - began
+        again = None if row.hangs else frontend.ask("POST", CHAT, body).status
+        return Seen(answer, asked, seconds, again)
+
+
+def warm_up(frontend: Frontend, body: Json, workers: list[ScriptedWorker]) -> None:
+    """Until the frontend knows all of them."""
+
+    def all_have_worked() -> bool:
+        frontend.ask("POST", CHAT, body)
+        return all(worker.taken for worker in workers)
+
+    wait_until(all_have_worked, "all workers take part", frontend.process)
 
 
 def see_it_hang(connection: Http1, faults: Faults) -> None:
@@ -89,6 +111,7 @@ def check_moving(row: Row, seen: Seen) -> None:
     else:
         assert seen.summary == row.stream
     assert seen.limits == ([TOKENS, row.rest] if moved and not row.dead else [TOKENS])
+    assert seen.after in (None, 200)  # there is the other one
     if moved and not row.dead:
         assert len(seen.asked[1]["token_ids"]) - len(seen.asked[0]["token_ids"]) == (
             TOKENS - row.rest
@@ -101,8 +124,9 @@ def check_staying(row: Row, stream: Seen, unary: Seen) -> None:
         assert (stream.summary, unary.summary) == ("500", "500")
         return
     assert (stream.summary, unary.summary) == (row.stream, row.unary)
+    assert (stream.after, unary.after) == (row.after, row.after)
     if row.stream == CHUNK:
-        assert stream.answer.text == (WHOLE if row.rest == 0 else WHOLE[:BEFORE])
+        assert stream.answer.text == (WHOLE if row.rest == 0 else WHOLE[: row.before])
 
 
 CODECS = ["msgpack", pytest.param("json", marks=pytest.mark.soak)]
