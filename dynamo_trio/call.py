@@ -96,6 +96,7 @@ class Call(AcceptedCall):
         sent = 0
         async with _closing(generator):
             self.outbox.begin()
+            self.record.begun()
             async for item in generator:
                 payload = self.codec.encode(item)
                 self.outbox.put(payload)

@@ -1,7 +1,8 @@
-"""The metrics of a process with endpoints: Dynamo 1.5.1's ``dynamo_component_*``.
+"""The metrics of a process with endpoints, with Dynamo 1.5.1's names and labels.
 
-Every request has one terminal outcome, counted when its record ends; so whenever an
-endpoint is idle its ``inflight_requests`` is 0.
+``dynamo_component_*`` are told for each endpoint. Every request has one terminal outcome,
+counted when its record ends; so whenever an endpoint is idle its ``inflight_requests`` is 0.
+``dynamo_work_handler_*`` are told for the process (:mod:`dynamo_trio.work_metrics`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from dynamo_trio.errors import DynamoException, InvalidArgument, LocalProtocolError, ProtocolError
 from dynamo_trio.lifecycle import Outcome
+from dynamo_trio.work_metrics import WorkMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from prometheus_client.metrics_core import Metric
 
     from dynamo_trio.wire.names import EndpointId
 
@@ -36,80 +41,138 @@ def error_type(error: DynamoException) -> str:
 
 @attrs.define(eq=False)
 class ComponentMetrics:
-    """All collectors of one process, in a registry of their own."""
+    """All collectors of one process, in a registry of their own.
 
+    ``worker_id`` is the instance id in hex.
+    """
+
+    worker_id: str
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
-    _began: float = attrs.field(factory=time.monotonic)
-    #: Extra label names -> the collectors that have them: a collector's labels are fixed.
-    _families: dict[tuple[str, ...], _Family] = attrs.field(factory=dict)
+    work: WorkMetrics = attrs.field(init=False)
+    _families: _Families = attrs.field(init=False, factory=lambda: _Families())
 
     def __attrs_post_init__(self) -> None:
-        uptime = Gauge(f"{_PREFIX}_uptime_seconds", "Age of the process", registry=self.registry)
-        uptime.set_function(lambda: time.monotonic() - self._began)
+        self.work = WorkMetrics(self.registry)
+        self.registry.register(self._families)
+        began, text = time.monotonic(), "Age of the runtime"
+        uptime = Gauge(f"{_PREFIX}_uptime_seconds", text, ["worker_id"], registry=self.registry)
+        uptime.labels(self.worker_id).set_function(lambda: time.monotonic() - began)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""
         return generate_latest(self.registry)
 
     def endpoint(
-        self, endpoint: EndpointId, instance_id: int, labels: Sequence[tuple[str, str]] = ()
+        self, endpoint: EndpointId, labels: Sequence[tuple[str, str]] = ()
     ) -> EndpointMetrics:
         """The metrics of one endpoint; ``labels`` are Dynamo's ``metrics_labels``."""
-        names = tuple(name for name, _ in labels)
-        if names not in self._families:
-            self._families[names] = _Family.make(self.registry, names)
-        own = (endpoint.namespace, endpoint.component, endpoint.name, f"{instance_id:x}")
-        return EndpointMetrics(self._families[names], (*own, *(value for _, value in labels)))
+        family = self._families.of(tuple(name for name, _ in labels))
+        own = (endpoint.namespace, endpoint.component, endpoint.name, self.worker_id)
+        return EndpointMetrics.make(family, (*own, *(value for _, value in labels)), self.work)
 
 
-@attrs.frozen
 class _Family:
+    """The collectors of all endpoints that have the same extra labels."""
+
+    def __init__(self, extra: tuple[str, ...]) -> None:
+        self.registry = registry = CollectorRegistry()
+        labels = [*_LABELS, *extra]
+        self.requests = Counter(
+            f"{_PREFIX}_requests", "Requests admitted", labels, registry=registry
+        )
+        self.request_bytes = Counter(
+            f"{_PREFIX}_request_bytes", "Bytes of requests", labels, registry=registry
+        )
+        self.response_bytes = Counter(
+            f"{_PREFIX}_response_bytes", "Bytes of items", labels, registry=registry
+        )
+        self.cancellations = Counter(
+            f"{_PREFIX}_cancellation", "Requests whose client left", labels, registry=registry
+        )
+        self.errors = Counter(
+            f"{_PREFIX}_errors", "Requests failed", [*labels, "error_type"], registry=registry
+        )
+        self.inflight = Gauge(
+            f"{_PREFIX}_inflight_requests", "Requests running", labels, registry=registry
+        )
+        self.duration = Histogram(
+            f"{_PREFIX}_request_duration_seconds", "Whole requests", labels, registry=registry
+        )
+
+
+class _Families(Collector):
+    """One metric has one set of labels in prometheus_client; here it may have several."""
+
+    def __init__(self) -> None:
+        self._by_labels: dict[tuple[str, ...], _Family] = {}
+
+    def of(self, extra: tuple[str, ...]) -> _Family:
+        if extra not in self._by_labels:
+            self._by_labels[extra] = _Family(extra)
+        return self._by_labels[extra]
+
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for family in self._by_labels.values():
+            for metric in family.registry.collect():
+                merged.setdefault(metric.name, metric)
+                if merged[metric.name] is not metric:
+                    merged[metric.name].samples.extend(metric.samples)
+        return merged.values()
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class EndpointMetrics:
+    """The metrics of one endpoint. They exist, at 0, from the beginning."""
+
     requests: Counter
     request_bytes: Counter
     response_bytes: Counter
     cancellations: Counter
-    errors: Counter
     inflight: Gauge
     duration: Histogram
+    work: WorkMetrics
+    _errors: Counter
+    _labels: tuple[str, ...]
 
     @classmethod
-    def make(cls, registry: CollectorRegistry, extra: tuple[str, ...]) -> _Family:
-        labels = [*_LABELS, *extra]
+    def make(cls, family: _Family, labels: tuple[str, ...], work: WorkMetrics) -> EndpointMetrics:
+        """The metrics with these label values."""
         return cls(
-            Counter(f"{_PREFIX}_requests", "Requests taken", labels, registry=registry),
-            Counter(f"{_PREFIX}_request_bytes", "Bytes of requests", labels, registry=registry),
-            Counter(f"{_PREFIX}_response_bytes", "Bytes of items", labels, registry=registry),
-            Counter(f"{_PREFIX}_cancellation", "Clients that left", labels, registry=registry),
-            Counter(f"{_PREFIX}_errors", "Failed", [*labels, "error_type"], registry=registry),
-            Gauge(f"{_PREFIX}_inflight_requests", "Running", labels, registry=registry),
-            Histogram(f"{_PREFIX}_request_duration_seconds", "Whole", labels, registry=registry),
+            requests=family.requests.labels(*labels),
+            request_bytes=family.request_bytes.labels(*labels),
+            response_bytes=family.response_bytes.labels(*labels),
+            cancellations=family.cancellations.labels(*labels),
+            inflight=family.inflight.labels(*labels),
+            duration=family.duration.labels(*labels),
+            work=work,
+            errors=family.errors,
+            labels=labels,
         )
-
-
-@attrs.frozen(eq=False)
-class EndpointMetrics:
-    """The metrics of one endpoint."""
-
-    _family: _Family
-    _labels: tuple[str, ...]
 
     def start(self, request_bytes: int) -> CallRecord:
         """Count a request that was admitted. Its record must be ended."""
-        family, labels = self._family, self._labels
-        family.requests.labels(*labels).inc()
-        family.request_bytes.labels(*labels).inc(request_bytes)
-        family.inflight.labels(*labels).inc()
-        return CallRecord(family, labels)
+        self.requests.inc()
+        self.request_bytes.inc(request_bytes)
+        self.inflight.inc()
+        return CallRecord(self)
+
+    def failed(self, error: DynamoException) -> None:
+        """Count a failure."""
+        self._errors.labels(*self._labels, error_type(error)).inc()
 
 
 @attrs.define(eq=False)
 class CallRecord:
     """What is measured of one request."""
 
-    _family: _Family
-    _labels: tuple[str, ...]
+    _metrics: EndpointMetrics
     _began: float = attrs.field(factory=trio.current_time)
     _bytes: int = 0
+
+    def begun(self) -> None:
+        """The request is valid, and its client is told so."""
+        self._metrics.work.first_response.observe(self._age())
 
     def item(self, size: int) -> None:
         """Note an item of ``size`` bytes."""
@@ -117,11 +180,14 @@ class CallRecord:
 
     def ended(self, outcome: Outcome, error: DynamoException | None) -> None:
         """Count the outcome; called once."""
-        family, labels = self._family, self._labels
-        family.inflight.labels(*labels).dec()
-        family.duration.labels(*labels).observe(trio.current_time() - self._began)
-        family.response_bytes.labels(*labels).inc(self._bytes)
+        metrics = self._metrics
+        metrics.inflight.dec()
+        metrics.duration.observe(self._age())
+        metrics.response_bytes.inc(self._bytes)
         if outcome is Outcome.CANCELLED:
-            family.cancellations.labels(*labels).inc()
+            metrics.cancellations.inc()
         elif outcome is Outcome.FAILED and error is not None:
-            family.errors.labels(*labels, error_type(error)).inc()
+            metrics.failed(error)
+
+    def _age(self) -> float:
+        return trio.current_time() - self._began

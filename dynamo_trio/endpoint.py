@@ -101,6 +101,15 @@ class EndpointService:
             Draining: the process takes no new work.
             Overloaded: there are as many requests in here as may be.
         """
+        try:
+            call = self._admit(head, payload, outbox)
+        except (Draining, Overloaded) as exc:
+            self.metrics.work.refused(exc)
+            raise
+        self.metrics.work.arrived(head.sent_at_ns)
+        return call
+
+    def _admit(self, head: RequestHead, payload: bytes, outbox: Outbox) -> Call:
         if self.running >= self.request_limit:
             raise Overloaded(f"the worker runs {self.running} requests, its limit")
         with ExitStack() as stack:

@@ -57,7 +57,7 @@ class DistributedRuntime:
     planes: Mapping[str, RequestPlane]
     nursery: trio.Nursery
     instance_id: int = attrs.field(init=False)
-    metrics: ComponentMetrics = attrs.field(factory=ComponentMetrics)
+    metrics: ComponentMetrics = attrs.field(init=False)
     #: Requests that each endpoint takes on at once (``DYN_ENGINE_REQUEST_LIMIT``).
     request_limit: float = math.inf
     #: In which our endpoints want their requests (``DYN_REQUEST_PLANE_CODEC``).
@@ -71,6 +71,8 @@ class DistributedRuntime:
 
     def __attrs_post_init__(self) -> None:
         self.instance_id = self.discovery.assign_instance_id()
+        self.metrics = ComponentMetrics(f"{self.instance_id:x}")
+        self.metrics.work.watch(lambda: self.lifecycle.work.count, lambda: self.request_limit)
 
     def endpoint(self, name: str) -> Endpoint:
         """The endpoint ``ns.comp.ep``, to be served or called.
@@ -211,7 +213,7 @@ class Endpoint:
                 runtime.lifecycle.work,
                 requests,
                 runtime.lifecycle,
-                runtime.metrics.endpoint(self.id, runtime.instance_id, metrics_labels or ()),
+                runtime.metrics.endpoint(self.id, metrics_labels or ()),
                 graceful=graceful_shutdown,
                 request_type=request_type,
                 request_limit=runtime.request_limit,

@@ -51,6 +51,8 @@ class RequestHead:
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     #: Of the request's payload and of every item of its answer.
     codec: Codec = MSGPACK
+    #: When the client sent it, in nanoseconds since the epoch, if it said so.
+    sent_at_ns: int | None = attrs.field(default=None, eq=False)
 
 
 class ItemSink(Protocol):

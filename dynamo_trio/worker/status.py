@@ -23,7 +23,6 @@ from dynamo_trio.http.limits import MIB, HttpLimits
 from dynamo_trio.http.respond import read_body, send_bytes, send_json
 from dynamo_trio.lifecycle import Lifecycle, Phase
 from dynamo_trio.worker.card_server import CardServer
-from dynamo_trio.worker.work_metrics import add_work_metrics
 
 if TYPE_CHECKING:
     from dynamo_trio.http.asgi import Receive, Scope, Send
@@ -64,7 +63,6 @@ class WorkerStatus:
     def attach(self, runtime: DistributedRuntime) -> None:
         """The runtime is open; called once."""
         self.runtime = runtime
-        add_work_metrics(runtime)
 
     @property
     def stage(self) -> Stage:

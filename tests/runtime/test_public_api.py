@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from dynamo_trio import Context, open_runtime
+from dynamo_trio import Context, RequestHead, open_runtime
 from dynamo_trio.discovery import Instance, MemoryDiscovery
 from dynamo_trio.endpoint import READ_INLINE_BYTES
 from dynamo_trio.errors import (
@@ -24,6 +24,7 @@ from dynamo_trio.errors import (
     Unknown,
 )
 from dynamo_trio.plane import MemoryPlane
+from dynamo_trio.response_stream import ResponseStream
 from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec
 
 if TYPE_CHECKING:
@@ -332,7 +333,55 @@ async def test_requests_are_counted_with_dynamos_labels() -> None:
         assert f"dynamo_component_requests_total{{{plain} 1.0" in lines
         assert f"dynamo_component_errors_total{{{failed} 1.0" in lines
         assert f"dynamo_component_inflight_requests{{{plain} 0.0" in lines
-        assert any(line.startswith("dynamo_component_uptime_seconds") for line in lines)
+        assert f'dynamo_component_uptime_seconds{{worker_id="{runtime.instance_id:x}"}}' in (
+            line.partition(" ")[0] for line in lines
+        )
+
+
+async def test_endpoints_may_have_different_labels() -> None:
+    async with open_runtime() as runtime:
+        one, two = runtime.endpoint("t.b.one"), runtime.endpoint("t.b.two")
+        async with one.serving(echo, metrics_labels=[("model", "m")]), two.serving(echo):
+            totals = [
+                line
+                for line in exposition(runtime)
+                if line.startswith("dynamo_component_requests_total{")
+            ]
+            assert len(totals) == 2  # both are there before the first request
+            assert [line for line in totals if 'model="m"' in line and '"one"' in line]
+            heads = [
+                line
+                for line in exposition(runtime)
+                if line.startswith("# TYPE dynamo_component_requests_total")
+            ]
+            assert len(heads) == 1
+
+
+async def test_the_work_handlers_metrics() -> None:
+    def value(runtime: DistributedRuntime, name: str) -> float:
+        (line,) = [x for x in exposition(runtime) if x.startswith(f"{name} ")]
+        return float(line.split()[1])
+
+    async with served(endless, limit=1) as (client, runtime):
+        instance = client.pick()
+        async with client.generate(None) as stream:
+            assert await anext(stream) == 0
+            for _ in range(2):
+                with pytest.raises(Overloaded):
+                    async with client.generate(None):
+                        raise AssertionError("it must not open")
+            assert value(runtime, "dynamo_work_handler_pool_active_tasks") == 1
+        assert value(runtime, "dynamo_rejection_request_total") == 2
+        assert value(runtime, "dynamo_work_handler_pool_capacity") == 1
+        assert value(runtime, "dynamo_work_handler_time_to_first_response_seconds_count") == 1
+        assert value(runtime, "dynamo_work_handler_permit_wait_seconds_count") == 1
+        runtime.shutdown()
+        await runtime.lifecycle.interrupted.wait()
+        late = ResponseStream(object)
+        with pytest.raises(Draining):
+            async with client.open_stream(instance, RequestHead("late"), None, late):
+                raise AssertionError("it must not open")
+        assert value(runtime, "dynamo_work_handler_enqueue_rejected_total") == 1
 
 
 def test_engine_routes_are_named_once() -> None:

@@ -170,7 +170,8 @@ async def test_metrics_have_dynamos_names() -> None:
         assert lines["dynamo_work_handler_pool_active_tasks"] == "0.0"
         assert lines["dynamo_work_handler_pool_capacity"] == "+Inf"
         assert lines["dynamo_work_handler_queue_depth"] == "0.0"
-        assert float(lines["dynamo_component_uptime_seconds"]) >= 0
+        (uptime,) = [v for k, v in lines.items() if "component_uptime_seconds{worker_id=" in k]
+        assert float(uptime) >= 0
 
 
 # --- what is not there -------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class TcpServerSide:
         except RemoteProtocolError as exc:
             self._tell(logging.WARNING, f"that says not where to answer: {exc}")
             return unreadable(exc)
-        return self._accept(acceptor, control, reply_to, body)
+        return self._accept(acceptor, control, reply_to, body, frame.sent_at_ns)
 
     def _tell(self, level: int, which: str) -> None:
         """Of a refused request, unless one was told of just now."""
@@ -147,7 +147,12 @@ class TcpServerSide:
         self._told_at, self._untold = trio.current_time(), 0
 
     def _accept(
-        self, acceptor: Acceptor, control: ControlMessage, reply_to: ReplyTo, body: bytes
+        self,
+        acceptor: Acceptor,
+        control: ControlMessage,
+        reply_to: ReplyTo,
+        body: bytes,
+        sent_at_ns: int | None,
     ) -> Ack:
         try:
             codec = control.body_codec()
@@ -157,7 +162,7 @@ class TcpServerSide:
             answer.finish(exc)
         else:
             answer = self._call_home(reply_to, codec)
-            head = RequestHead(control.id, control.metadata or {}, codec)
+            head = RequestHead(control.id, control.metadata or {}, codec, sent_at_ns)
             try:
                 answer.call = acceptor.accept(head, body, answer)
             except Exception as exc:

@@ -51,6 +51,13 @@ class RequestFrame:
     payload: bytes
     headers: Mapping[str, str] = field(factory=dict)
 
+    @property
+    def sent_at_ns(self) -> int | None:
+        """When the client sent it, in nanoseconds since the epoch, if it says so."""
+        text = self.headers.get(SEND_TIME_NS, "")
+        # More digits than these no clock of 64 bits shows.
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
+
 
 def encode_frame(frame: RequestFrame, *, limit: int = MAX_MESSAGE) -> bytes:
     """The frame as bytes; ``limit`` is that of the peer, in bytes of the whole frame.

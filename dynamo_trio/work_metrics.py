@@ -1,0 +1,77 @@
+"""How busy a process is, under the names that Dynamo 1.5.1 gives it (``dynamo_work_handler_*``).
+
+Dynamo's requests wait in a queue for a place in a pool. Here a request is admitted or refused
+at once: the queue has no places and is always empty, nobody waits for a permit, and the pool
+is as large as the limit of an endpoint (infinite without one).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_trio.errors import DynamoException
+
+_PREFIX = "dynamo_work_handler"
+_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+
+
+@attrs.define(eq=False)
+class WorkMetrics:
+    """What is told for the whole process. Times are seconds."""
+
+    _registry: CollectorRegistry
+    #: From the request's arrival to the word that its answer begins.
+    first_response: Histogram = attrs.field(init=False)
+    _transit: Histogram = attrs.field(init=False)
+    _permit_wait: Histogram = attrs.field(init=False)
+    _overloaded: Counter = attrs.field(init=False)
+    _refused: Counter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.first_response = self._histogram(
+            "time_to_first_response_seconds", "From a request's arrival to its prologue"
+        )
+        self._transit = self._histogram(
+            "network_transit_seconds", "On the way here, by the clocks of both ends"
+        )
+        self._permit_wait = self._histogram("permit_wait_seconds", "Waiting to be admitted: never")
+        self._overloaded = Counter(
+            "dynamo_rejection_request", "Refused for want of room", registry=self._registry
+        )
+        self._refused = Counter(
+            f"{_PREFIX}_enqueue_rejected", "Refused while stopping", registry=self._registry
+        )
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"{_PREFIX}_{name}", text, buckets=_SECONDS, registry=self._registry)
+
+    def arrived(self, sent_at_ns: int | None) -> None:
+        """A request was admitted that its client sent then, in nanoseconds since the epoch."""
+        self._permit_wait.observe(0.0)
+        if sent_at_ns is not None:
+            self._transit.observe(max(0.0, (time.time_ns() - sent_at_ns) / 1e9))
+
+    def refused(self, error: DynamoException) -> None:
+        """A request was refused."""
+        counter = self._overloaded if error.reason == "overloaded" else self._refused
+        counter.inc()
+
+    def watch(self, running: Callable[[], float], limit: Callable[[], float]) -> None:
+        """Show how many requests run and may run; read when Prometheus asks."""
+
+        def gauge(name: str, text: str, read: Callable[[], float]) -> None:
+            Gauge(f"dynamo_{name}", text, registry=self._registry).set_function(read)
+
+        gauge("work_handler_pool_active_tasks", "Requests running", running)
+        gauge("work_handler_pool_capacity", "Requests at once", limit)
+        gauge("work_handler_queue_depth", "Requests waiting to be admitted", lambda: 0)
+        gauge("work_handler_queue_capacity", "Requests that may wait", lambda: 0)
+        gauge("engine_request", "Requests in the engine", running)
+        gauge("request_queue", "Requests in front of the engine", lambda: 0)
