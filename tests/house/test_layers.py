@@ -110,6 +110,13 @@ def test_every_unit_has_its_layer() -> None:
     assert units <= LAYER_OF.keys()
 
 
+def test_the_layers_in_the_docs_are_these() -> None:
+    page = (PACKAGE.parent / "docs" / "explanation" / "architecture.md").read_text()
+    block = page.partition("## Imports go one way")[2].split("```text\n")[1].split("```")[0]
+    lines = [line.split("  ")[0].split() for line in block.splitlines()]
+    assert [set(line) for line in lines] == list(LAYERS)
+
+
 def test_imports_go_one_way() -> None:
     assert [edge for edge in sorted(edges()) if is_wrong(*edge)] == []
 
