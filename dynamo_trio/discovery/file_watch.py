@@ -7,7 +7,6 @@ it looks ten times a second. What it sees is judged by :mod:`~dynamo_trio.discov
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -17,14 +16,16 @@ import trio
 
 from dynamo_trio.discovery import files
 from dynamo_trio.discovery.backoff import Backoff
+from dynamo_trio.discovery.changes import PushedWatch
 from dynamo_trio.discovery.file_view import BucketView
 from dynamo_trio.discovery.inotify import Inotify
-from dynamo_trio.discovery.store import StoreChange, StoreWatch
 from dynamo_trio.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from dynamo_trio.discovery.store import StoreChange, StoreWatch
 
 T = TypeVar("T")
 
@@ -42,27 +43,6 @@ class FileAccess(Protocol):
     """Runs what may block, and raises StoreUnavailable for an OSError."""
 
     async def __call__(self, call: Callable[[], T], /) -> T: ...
-
-
-@attrs.define(eq=False)
-class _FileWatch(StoreWatch):
-    _snapshot: dict[str, bytes]
-    _pending: deque[StoreChange] = attrs.field(factory=deque)
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-    @property
-    def snapshot(self) -> Mapping[str, bytes]:
-        return self._snapshot
-
-    async def next_change(self) -> StoreChange:
-        await trio.lowlevel.checkpoint()
-        while not self._pending:
-            await self._lot.park()
-        return self._pending.popleft()
-
-    def push(self, changes: list[StoreChange]) -> None:
-        self._pending.extend(changes)
-        self._lot.unpark_all()
 
 
 @attrs.define(eq=False)
@@ -150,7 +130,7 @@ async def open_file_watch(directory: Path, ttl: float, io: FileAccess) -> AsyncI
     """
     view = BucketView(ttl)
     view.update(await io(partial(files.look, directory, {})), trio.current_time())
-    watch = _FileWatch(view.values)
+    watch = PushedWatch(view.values)
     trouble = Backoff(f"{directory} cannot be read; what was in it counts on")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_Follower(directory, view, io, watch.push, trouble).follow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import attrs
 import trio
 
 from dynamo_trio.discovery.abc import Change, Discovery, Put, R, Removed, Watch
+from dynamo_trio.discovery.changes import Changes
 from dynamo_trio.discovery.records import random_instance_id
 
 if TYPE_CHECKING:
@@ -21,22 +21,14 @@ if TYPE_CHECKING:
 @attrs.define(eq=False)
 class _MemoryWatch(Watch[R]):
     _snapshot: dict[str, R]
-    _pending: deque[Change[R]] = attrs.field(factory=deque)
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    changes: Changes[Change[R]] = attrs.field(factory=Changes)
 
     @property
     def snapshot(self) -> Mapping[str, R]:
         return self._snapshot
 
     async def next_change(self) -> Change[R]:
-        await trio.lowlevel.checkpoint()
-        while not self._pending:
-            await self._lot.park()
-        return self._pending.popleft()
-
-    def push(self, change: Change[R]) -> None:
-        self._pending.append(change)
-        self._lot.unpark()
+        return await self.changes.next()
 
 
 @attrs.define(eq=False)
@@ -75,4 +67,4 @@ class MemoryDiscovery(Discovery):
 
     def _tell(self, kind: type, change: Change[Any]) -> None:
         for watch in self._watches.get(kind, []):
-            watch.push(change)
+            watch.changes.push((change,))

@@ -12,49 +12,27 @@ a connection that lies idle through one may be dead without a sign.
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from dynamo_trio.discovery.changes import PushedWatch
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import Backoff, logger
 from dynamo_trio.discovery.etcd.gateway import refusal, told_apart
 from dynamo_trio.discovery.etcd.view import View
-from dynamo_trio.discovery.store import StoreWatch
 from dynamo_trio.errors import StoreGarbled, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from dynamo_trio.discovery.etcd.contact import Contact
     from dynamo_trio.discovery.etcd.gateway import Gateway, Lines
     from dynamo_trio.discovery.etcd.messages import Event, KeyValue, WatchLine, WatchNews
     from dynamo_trio.discovery.etcd.settings import EtcdSettings
-    from dynamo_trio.discovery.store import StoreChange
-
-
-@attrs.define(eq=False)
-class _Reader(StoreWatch):
-    _snapshot: Mapping[str, bytes]
-    _pending: deque[StoreChange] = attrs.field(factory=deque)
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-    @property
-    def snapshot(self) -> Mapping[str, bytes]:
-        return self._snapshot
-
-    async def next_change(self) -> StoreChange:
-        await trio.lowlevel.checkpoint()
-        while not self._pending:
-            await self._lot.park()
-        return self._pending.popleft()
-
-    def tell(self, changes: Iterable[StoreChange]) -> None:
-        self._pending.extend(changes)
-        self._lot.unpark()
+    from dynamo_trio.discovery.store import StoreChange, StoreWatch
 
 
 class _Compacted(StoreUnavailable):
@@ -70,7 +48,7 @@ class Follower:
     _contact: Contact
     _settings: EtcdSettings
     _view: View = attrs.field(init=False)
-    _readers: list[_Reader] = attrs.field(factory=list)
+    _readers: list[PushedWatch] = attrs.field(factory=list)
     #: Whether the view was ever filled; the revision that it has reached; whether it still moves.
     _is_filled: bool = False
     _revision: int = 0
@@ -107,7 +85,7 @@ class Follower:
     @contextmanager
     def read(self) -> Iterator[StoreWatch]:
         """The view as it is now, and all that becomes of it."""
-        reader = _Reader(dict(self._view.known))
+        reader = PushedWatch(dict(self._view.known))
         self._readers.append(reader)
         try:
             yield reader
@@ -117,7 +95,7 @@ class Follower:
     def _tell(self, changes: list[StoreChange]) -> None:
         if changes:
             for reader in self._readers:
-                reader.tell(changes)
+                reader.push(changes)
 
     # --- following -----------------------------------------------------------------------
 
