@@ -50,6 +50,8 @@ logger = logging.getLogger("dynamo_trio.discovery")
 
 #: Own files are looked for so often, in seconds.
 CHECK_EVERY = 1.0
+#: Names of deleted files in one line of the log.
+MAX_TOLD = 8
 #: At the end own files are deleted within this, in seconds.
 FAREWELL = 1.0
 
@@ -213,7 +215,8 @@ class FileStore(Store):
         old = expiry.judge({n: time for n, time in times.items() if n not in own}, self._wall())
         if old:
             gone = await self._io(partial(files.remove_older, directory, old))
-            logger.info("deleted what nobody keeps alive in %s: %s", bucket, ", ".join(gone))
+            shown = ", ".join(gone[:MAX_TOLD]) + (", ..." if len(gone) > MAX_TOLD else "")
+            logger.info("deleted what nobody keeps alive in %s, %d: %s", bucket, len(gone), shown)
 
     def delete_owned(self) -> None:
         """Delete every own file; blocks. The last thing that is done with this object."""

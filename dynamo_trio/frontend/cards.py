@@ -62,6 +62,8 @@ def _preprocessor(card: ModelCard, path: Path | None) -> Preprocessor:
         tokenizer = load_tokenizer(path)
         length = _context_length(card, tokenizer)
         return Preprocessor(tokenizer, context_length=length, model=card.name)
+    except (ValueError, OverflowError, RecursionError) as exc:  # of a kind that nobody foresaw
+        raise LoadError(f"the files of {card.name} cannot be used: {exc!r:.300}") from exc
     except Exception:
         raise
     except BaseException as exc:  # noqa: ASYNC103 - in a thread nothing is cancelled

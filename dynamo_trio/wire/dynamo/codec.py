@@ -83,8 +83,8 @@ def checked(decode: Callable[[bytes], T], what: str) -> Callable[[bytes], T]:
         try:
             return decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-            # msgspec may quote what it found, however long that is.
-            why = str(exc)[:MAX_REASON]
+            # msgspec may quote what it found, however long that is and whatever lines it has.
+            why = " ".join(str(exc)[:MAX_REASON].split())
             raise RemoteProtocolError(f"the peer sent an unreadable {what}: {why}") from exc
 
     return read
