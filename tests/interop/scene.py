@@ -29,9 +29,13 @@ DIAGONALS = ((("file", "msgpack"), ("etcd", "json")), (("file", "json"), ("etcd"
 Mark = pytest.MarkDecorator
 
 
-def axes(diagonal: int) -> Mark:
-    """Run the test on one diagonal of backend x codec; under ``-m soak`` on all four."""
-    some = [pytest.param(pair, id="-".join(pair)) for pair in DIAGONALS[diagonal]]
+def axes(diagonal: int, *, few: bool = False) -> Mark:
+    """Run the test on one diagonal of backend x codec; under ``-m soak`` on all four.
+
+    ``few``: on only the first of the diagonal, for a test that takes long.
+    """
+    pairs = DIAGONALS[diagonal][: 1 if few else 2]
+    some = [pytest.param(pair, id="-".join(pair)) for pair in pairs]
     every = [
         pytest.param(pair, id="-".join((*pair, "soak")), marks=pytest.mark.soak)
         for pair in itertools.product(BACKENDS, CODECS)
@@ -134,6 +138,10 @@ class Scene:
 
     def _coded(self, environ: dict[str, str]) -> dict[str, str]:
         return {"DYN_REQUEST_PLANE_CODEC": self.codec} | environ
+
+    def their_own_frontend(self, *flags: str, **environ: str) -> Frontend:
+        """One with settings that the shared one has not."""
+        return self.stage.fleet.their_frontend(self.store, *flags, **environ)
 
     def our_frontend(self, *flags: str, **environ: str) -> Frontend:
         return self.stage.fleet.our_frontend(self.store, *flags, **environ)

@@ -113,3 +113,28 @@ def test_a_prompt_of_twenty_thousand_tokens(scene: Scene) -> None:
     assert answer["usage"]["prompt_tokens"] >= 20_000
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["choices"][0]["text"]
+
+
+@axes(1)
+def test_a_request_that_our_worker_finds_too_large_fails_at_once(scene: Scene) -> None:
+    model = scene.model(context_length=32768)
+    worker = scene.our_worker(model, DYN_TCP_MAX_MESSAGE_SIZE="16384")
+    frontend = scene.their_frontend
+    frontend.wait_model(model, worker.process)
+    small, large = (completion(model, 8, prompt="the " * count) for count in (10, 20_000))
+    assert frontend.ask("POST", COMPLETIONS, small).status == 200
+    assert frontend.ask("POST", COMPLETIONS, large).status >= 500
+    worker.process.wait_log("too large")
+
+
+@axes(0)
+def test_a_prompt_that_is_too_long_for_the_model_is_the_clients_mistake_alone(
+    scene: Scene,
+) -> None:
+    model = scene.model()
+    frontend, _ = served(scene, model)
+    long, short = (completion(model, 8, prompt="the " * count) for count in (9000, 10))
+    answer = frontend.ask("POST", COMPLETIONS, long)
+    assert answer.status == 400
+    assert "context has 8192 tokens" in answer.json()["message"]
+    assert frontend.ask("POST", COMPLETIONS, short).status == 200
