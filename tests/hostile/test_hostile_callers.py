@@ -165,12 +165,13 @@ async def test_slow_answers_are_taken(autojump_clock: trio.testing.MockClock) ->
     assert (len(sink.items), sink.ends) == (3, [None])
 
 
-async def test_ten_thousand_callers_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(100_000, marks=pytest.mark.soak)])
+async def test_many_callers_for_nobody(count: int, caplog: pytest.LogCaptureFixture) -> None:
     """They are closed at once, without a word in the log: a given up request looks the same."""
     caplog.set_level(logging.INFO, "dynamo_trio")
     home, sink = Home(), Keeper()
     subject = subject_of(home, sink)
-    for number in range(10_000):
+    for number in range(count):
         await Home(home.table).call(handshake(f"{subject[:-5]}{number:05}"))
     await home.call(handshake(subject) + PROLOGUE + ITEM + END)
     assert (len(sink.items), sink.ends) == (1, [None])

@@ -194,7 +194,7 @@ class Liar:
 
 @given(st.lists(raw, min_size=1, max_size=5), st.sampled_from([200, 200, 400, 503]))
 @settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 def test_an_etcd_that_lies_is_an_outage(said: list[bytes], status: int) -> None:
     """Nothing ends, nobody spins, and what is registered is tried again."""
