@@ -9,8 +9,8 @@ import math
 import os
 import resource
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,11 @@ logger = logging.getLogger("dynamo_trio.plane.tcp")
 BACKLOG = 1024
 #: What accept(2) says when the machine or the process has no room for one more.
 NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
-#: Seconds until accepting is tried again then, and between two log lines about it.
+#: Seconds until accepting or dialling is tried again then, and between two log lines about it.
 RETRY_ACCEPT, COMPLAIN_EVERY = 0.1, 10.0
+#: Connections to one address that may be under way at once. Peers name addresses, also such as
+#: never answer, and must not take all descriptors by it.
+MAX_DIALS = 64
 #: Threads in which names are looked up. A name comes from a peer, and its server may hang: the
 #: threads in which everything else reads its files must not wait for it.
 LOOKUPS = 8
@@ -163,7 +166,8 @@ async def dial(
         OSError: nobody there, not in time, or no handshake.
     """
     with trio.move_on_after(settings.connect_time) as scope:
-        stream = await _connect(address, settings.connect_time)
+        async with _turn(address):
+            stream = await _connect_once_there_is_room(address, settings.connect_time)
     if scope.cancelled_caught:
         raise ConnectionError(f"not connected within {settings.connect_time:g} s")
     keep_alive(stream)
@@ -178,6 +182,39 @@ async def dial(
     except BaseException:
         stream.socket.close()
         raise
+
+
+_dialled: trio.lowlevel.RunVar[dict[HostPort, trio.CapacityLimiter]] = trio.lowlevel.RunVar(
+    "dialled"
+)
+
+
+@asynccontextmanager
+async def _turn(address: HostPort) -> AsyncIterator[None]:
+    """While the block runs this is one of the few that dial the address."""
+    try:
+        dialled = _dialled.get()
+    except LookupError:
+        _dialled.set(dialled := {})
+    limiter = dialled.setdefault(address, trio.CapacityLimiter(MAX_DIALS))
+    try:
+        async with limiter:
+            yield
+    finally:
+        use = limiter.statistics()
+        if not use.borrowed_tokens and not use.tasks_waiting and dialled.get(address) is limiter:
+            del dialled[address]
+
+
+async def _connect_once_there_is_room(address: HostPort, limit: float) -> trio.SocketStream:
+    """A crowd may have taken all descriptors; whoever is dialled has no other way to hear of us."""
+    while True:
+        try:
+            return await _connect(address, limit)
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+        await trio.sleep(RETRY_ACCEPT)
 
 
 async def _connect(address: HostPort, limit: float) -> trio.SocketStream:
