@@ -36,7 +36,7 @@ def _inside(network: Network) -> Iterator[None]:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(Fleet(tmp_path_factory.mktemp("interop"), oracle_python()))
     yield stage
-    complaints = stage.fleet.close_all()
+    complaints = [*stage.complaints, *stage.fleet.close_all()]
     if complaints:
         pytest.fail("; ".join(complaints))
 
@@ -54,6 +54,7 @@ def scene(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """What one test needs, for its values of the axes (see ``axes``)."""
     backend, codec = request.param
     stage.fleet.news()  # what others have brought about
+    stage.renew_frontends()
     scene = Scene(stage, backend, codec)
     yield scene
     news = stage.fleet.news()

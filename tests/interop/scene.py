@@ -26,6 +26,9 @@ CODECS = ("msgpack", "json")
 #: Each pair of values of two axes is in one of these, and each in both halves.
 DIAGONALS = ((("file", "msgpack"), ("etcd", "json")), (("file", "json"), ("etcd", "msgpack")))
 
+#: Tests after which frontends are started anew.
+SCENES = 50
+
 Mark = pytest.MarkDecorator
 
 
@@ -62,6 +65,9 @@ class Stage:
     _folders: dict[int, Path] = attrs.field(factory=dict)
     #: Processes that do not end with the test in which they were started.
     lasting: list[Process] = attrs.field(factory=list)
+    #: How many tests there have been, and what was wrong with frontends that were ended.
+    scenes: int = 0
+    complaints: list[str] = attrs.field(factory=list)
     #: Some tests ask from several threads.
     _making: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -90,6 +96,19 @@ class Stage:
                 self.lasting.append(frontend.process)
                 self._frontends[id(store)] = frontend
             return self._frontends[id(store)]
+
+    def renew_frontends(self) -> None:
+        """End the frontends of theirs that have seen many endpoints go.
+
+        Over file discovery each takes one of the 128 inotify instances of a user with it; a
+        frontend that gets none shuts down.
+        """
+        self.scenes += 1
+        if self.scenes % SCENES == 0:
+            old = [frontend.process for frontend in self._frontends.values()]
+            self._frontends.clear()
+            self.lasting = [process for process in self.lasting if process not in old]
+            self.complaints += self.fleet.close(*old)
 
     def folder(self, context_length: int = 8192) -> Path:
         with self._making:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from contextlib import asynccontextmanager
@@ -204,7 +205,10 @@ def test_their_python_client_reads_what_our_worker_says(scene: Scene) -> None:
     }
     client = scene.their_python_client(model.endpoint, request, {"token_ids": "nonsense"})
     client.wait_log('{"error":')
-    lines = [line for line in client.log.splitlines() if line.startswith("{")]
-    assert sum('"token_ids"' in line for line in lines) >= 1
-    assert '{"end": null}' in lines
+    said = [json.loads(line) for line in client.log.splitlines() if line.startswith("{")]
+    items = [each["item"] for each in said if "item" in each]
+    assert sum(len(item["token_ids"]) for item in items) == 4
+    assert items[-1]["finish_reason"] == "length"
+    assert said[len(items)] == {"end": None}
+    assert "InvalidArgument" in said[-1]["error"]
     assert worker.process.is_running
