@@ -28,7 +28,7 @@ def dynamo_worker(
 ) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[None]]]:
     """Give the decorated function a runtime, set up as the environment says.
 
-    Both ``trio.run(main)`` and :func:`run_process(main) <dynamo_trio.process.run_process>` run
+    Both ``trio.run(main)`` and :func:`run_process(main) <dynamo_trio.process.run.run_process>` run
     the result; only with the second is the process told of signals. When the function returns
     the runtime stops gracefully; when a stop comes first, the function is cancelled once the
     work is over. ``enable_nats`` is there for old callers; True is refused.

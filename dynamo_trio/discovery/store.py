@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A *store* knows nothing of records. :class:`~dynamo_trio.discovery.stored.StoredDiscovery`
+A *store* knows nothing of records. :func:`~dynamo_trio.discovery.stored.open_stored_discovery`
 makes a :class:`~dynamo_trio.discovery.abc.Discovery` of any store: it spells the records,
 decides when a key that was lost may be put back, and tries again what failed. So a store
 attempts each thing once, within limits of its own, and says with
