@@ -1,3 +1,3 @@
-"""The fixtures of tests/programs, for processes that are attacked."""
+"""The processes of tests/programs, to be attacked."""
 
-from tests.programs.conftest import fleet, model_folder  # noqa: F401
+from tests.programs.conftest import model_folder as model_folder

@@ -16,7 +16,7 @@ import pytest
 from dynamo_trio.wire.dynamo import two_part
 from dynamo_trio.wire.dynamo.addresses import HostPort
 from dynamo_trio.wire.dynamo.codec import MSGPACK
-from tests.hostile.garbage import for_any_port, for_http, handshake, request, say_all
+from tests.hostile.garbage import NASTY, for_any_port, for_http, handshake, request, say_all
 from tests.hostile.test_hostile_stores import litter
 from tests.hostile.watched import MIB, Watched, healthy_streams, wait_idle
 from tests.programs.conftest import MODEL, Fleet, _close, models, status_port, wait_instances
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from tests.standalone.harness import Server
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 40))]
+
+
+#: What the worker's engine is asked, but for how much it shall say.
+ENGINE_REQUEST: dict[str, object] = {
+    "model": MODEL,
+    "token_ids": [1, 2, 3],
+    "sampling_options": {},
+    "output_options": {},
+    "eos_token_ids": [],
+    "annotations": [],
+}
 
 
 @attrs.frozen
@@ -83,15 +94,7 @@ def unharmed(target: Target, *, errors: str = "nothing", slack: int = 64 * MIB) 
 
 def generate(target: Target, count: int, reply: HostPort, *, tokens: int = 2000) -> bytes:
     """Requests for the worker's engine that are in good order but for where they send answers."""
-    body = {
-        "model": MODEL,
-        "token_ids": [1, 2, 3],
-        "stop_conditions": {"max_tokens": tokens, "ignore_eos": True},
-        "sampling_options": {},
-        "output_options": {},
-        "eos_token_ids": [],
-        "annotations": [],
-    }
+    body = ENGINE_REQUEST | {"stop_conditions": {"max_tokens": tokens, "ignore_eos": True}}
     encoded = MSGPACK.encode(body)
     return b"".join(
         request(target.path, reply, subject=f"s{n}", request_id="same", body=encoded)
@@ -172,6 +175,45 @@ def test_answers_sent_astray(target: Target) -> None:
                 assert sock.makefile("rb").read(30 * 4) == bytes(30 * 4)
         silent.close()
         wait_until(lambda: metric(target.ports["status"], running) <= 1, "all have ended")
+
+
+def test_bodies_that_are_no_requests(target: Target) -> None:
+    """Each is answered, in words or in tokens, and the engine goes on."""
+    good = MSGPACK.encode(ENGINE_REQUEST | {"stop_conditions": {"max_tokens": 2}})
+    bodies = [
+        *(b"", b"\xc0", b"\xff" * 100, b"\x91" * 100_000, good[:-1], good + b"\0", b"{}"),
+        *(
+            good.replace(b"\x93\x01\x02\x03", ids)
+            for ids in (b"\x90", b"\x93\xff\xfe\xfd", b"\xc0")
+        ),
+        b"\x88" + good[1:] + b"\xaaextra_args" + b"\x81\xa1a" * 900 + b"\x01",
+        *(
+            MSGPACK.encode(ENGINE_REQUEST | {"stop_conditions": {"max_tokens": 2}} | odd)
+            for odd in (
+                {"token_ids": [1] * 1_000_000},
+                {"token_ids": [2**32 - 1]},
+                {"stop_conditions": {"max_tokens": 2**32 - 1, "min_tokens": 2**32 - 1}},
+                {"stop_conditions": {"max_tokens": 2, "stop_token_ids": [1] * 100_000}},
+                {"sampling_options": {"temperature": float("nan"), "top_p": -1.0, "top_k": -9}},
+                {"annotations": [NASTY * 100] * 100},
+                {"model": NASTY},
+            )
+        ),
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as home, unharmed(target):
+        home.settimeout(20)
+        for number, body in enumerate(bodies):
+            with dial(target.ports["requests"]) as sock:
+                reply = HostPort("127.0.0.1", home.getsockname()[1])
+                sock.sendall(request(target.path, reply, request_id=f"{number}", body=body))
+                assert sock.recv(4) == bytes(4)
+                answer, _ = home.accept()
+                with answer:
+                    answer.settimeout(20)
+                    said = b""
+                    while not said.endswith(b'"sentinel"') and (piece := answer.recv(65536)):
+                        said += piece
+            assert b'"error"' in said  # of the prologue, null or not
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])

@@ -29,14 +29,14 @@ from tests.hostile.test_hostile_worker_port import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = {"instances": Instance, "mdc": ModelCard}
-GOOD = {"instances": instance(1), "mdc": card(1)}
+KINDS: dict[str, Any] = {"instances": Instance, "mdc": ModelCard}
+GOOD: dict[str, Any] = {"instances": instance(1), "mdc": card(1)}
 KEY = "dynamo/backend/generate/1"
 
 
 def values(bucket: str) -> list[bytes]:
     """Records that are none, or hardly."""
-    good = json.loads(spell(GOOD[bucket]))  # type: ignore[arg-type]  # both are records
+    good = json.loads(spell(GOOD[bucket]))
     odd: list[Any] = [
         *(None, True, 0, -1, 2**63, 2**64, 2**64 - 1, 1.5, "", NASTY, "\x00", "x" * 100_000),
         *([], {}, [[]], {"a": {"b": []}}, {"tcp": NASTY}, {"tcp": "h:1/" + "x" * 100_000}),
@@ -54,7 +54,7 @@ def values(bucket: str) -> list[bytes]:
         *bent,
         *(b"\0" * 100, b"\xff\xfe", b"null", b"1", b'""', b"[]", b"{}", b"{" * 100_000),
         *(b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000, b'{"type":"Model' + NASTY.encode()),
-        *(spell(GOOD[bucket])[:-1], spell(GOOD[bucket]) * 2),  # type: ignore[arg-type]
+        *(spell(GOOD[bucket])[:-1], spell(GOOD[bucket]) * 2),
         b'{"type":"Endpoint","instance_id":' + b"9" * 5000 + b"}",
         b" " * 1_000_000,
     ]
@@ -62,7 +62,7 @@ def values(bucket: str) -> list[bytes]:
 
 @pytest.mark.parametrize("bucket", KINDS)
 def test_a_value_is_a_record_or_a_reason(bucket: str) -> None:
-    kind: Any = KINDS[bucket]
+    kind = KINDS[bucket]
     reasons: list[str] = []
     for value in values(bucket):
         try:
@@ -79,9 +79,9 @@ def test_a_value_is_a_record_or_a_reason(bucket: str) -> None:
 @given(st.binary(max_size=80), st.text(max_size=40))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_value_under_any_key(value: bytes, key: str) -> None:
-    for kind in (Instance, ModelCard):
+    for kind in KINDS.values():
         try:
-            found = read(kind, key, value)  # type: ignore[type-var]
+            found = read(kind, key, value)
         except RemoteProtocolError:
             continue
         assert found is None
@@ -98,7 +98,7 @@ def litter(folder: Path, bucket: str) -> int:
         (folder / file_name(f"dynamo/backend/generate/{number:x}")).write_bytes(value)
     odd_keys = [NASTY, "\n", "../../../etc/passwd", "a/b/c/" + "f" * 17, "a/b/c/-1", "//", "é" * 20]
     for key in odd_keys:
-        (folder / file_name(key)).write_bytes(spell(GOOD[bucket]))  # type: ignore[arg-type]
+        (folder / file_name(key)).write_bytes(spell(GOOD[bucket]))
     for name in ("not escaped", "%", "%zz", "%C3", ".hidden", "a" * 255, ".tmp_x", "%00"):
         (folder / name).write_bytes(b"{}")
     (folder / os.fsdecode(b"\xff\xfe")).write_bytes(b"{}")
@@ -126,9 +126,9 @@ async def test_a_directory_full_of_garbage(
     async with open_file_discovery(FileSettings(tmp_path)) as discovery:
         with trio.fail_after(30):
             async with discovery.watch(kind) as watch:
-                assert good.key not in watch.snapshot  # type: ignore[attr-defined]
+                assert good.key not in watch.snapshot
                 before = len(watch.snapshot)
-                await discovery.register(good)  # type: ignore[arg-type]
+                await discovery.register(good)
                 change = await watch.next_change()
                 assert change.record == good
                 litter(tmp_path / "more" / bucket, bucket)
