@@ -2,6 +2,8 @@
 
 * A skip is honest or it fails. Its reason carries the command that enables the test, in the
   form ``enable with: COMMAND``; and with ``DYN_TRIO_TEST_NO_SKIP=1`` (CI) a skip is a failure.
+* Hypothesis has no deadline of its own: on a machine that others share an example may take
+  any time, and what hangs is ended by pytest's timeout.
 * ``model_path``: the default model, only ever taken from the cache, so that ``pytest`` needs
   no network.
 """
@@ -12,6 +14,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
 
 NO_SKIP = os.environ.get("DYN_TRIO_TEST_NO_SKIP") == "1"
 ENABLE = "enable with: "
+
+hypothesis.settings.register_profile(
+    "shared machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("shared machine")
+
 FETCH = "pip install -e '.[llama]' && python -m dynamo_trio.models fetch"
 
 
