@@ -105,7 +105,11 @@ def classify(ack: Ack) -> Verdict:
 def refused(ack: Ack) -> DynamoException | None:
     """The error that a refusal means to a client of ours; None if the request was accepted."""
     verdict = classify(ack)
-    return None if verdict is Verdict.ACCEPTED else _ERRORS[verdict](ack.text)
+    if verdict is Verdict.ACCEPTED:
+        return None
+    if verdict is Verdict.UNKNOWN_ENDPOINT:  # its text names the fleet's inside
+        return CannotConnect("the worker does not serve this endpoint any more")
+    return _ERRORS[verdict](ack.text.removeprefix(_OVERLOADED).removeprefix(_UNAVAILABLE).strip())
 
 
 def refusal(error: DynamoException) -> Ack:
