@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,16 @@ from dynamo_trio.config.programs import LIBRARY
 from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.lifecycle import Lifecycle
 from dynamo_trio.process import ProcessContext
+from dynamo_trio.program.entry import attach_lifecycle, log_as_set
 from dynamo_trio.program.limits import worker_timetable
-from dynamo_trio.program.runtime import open_configured_runtime
+from dynamo_trio.program.nest import Nest
+from dynamo_trio.worker.status import WorkerStatus
+from dynamo_trio.worker.status_server import open_worker_runtime, serve_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from dynamo_trio.config import Config
     from dynamo_trio.endpoint import Handler
 
 
@@ -31,7 +36,10 @@ def dynamo_worker(
     Both ``trio.run(main)`` and :func:`run_process(main) <dynamo_trio.process.run.run_process>` run
     the result; only with the second is the process told of signals. When the function returns
     the runtime stops gracefully; when a stop comes first, the function is cancelled once the
-    work is over. ``enable_nats`` is there for old callers; True is refused.
+    work is over. With ``DYN_SYSTEM_PORT`` there is a status server, which is healthy while an
+    endpoint is served. Under ``run_process``, and unless the root logger has a handler already,
+    logging is set up as ``DYN_LOG`` and its kind say; the function's own package is heard like
+    this one. ``enable_nats`` is there for old callers; True is refused.
 
     Raises:
         StartupError: when run: a variable is wrong, or the store cannot be reached.
@@ -54,17 +62,31 @@ async def _run_worker(
     function: Callable[..., Awaitable[Any]], process: ProcessContext | None, args: tuple[Any, ...]
 ) -> None:
     config = LIBRARY.read_config(())
-    lifecycle = Lifecycle(worker_timetable(config), exit_code_on_loss=config.exit_code_on_loss)
-    if process is not None:
-        process.attach(lifecycle)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lifecycle.run)
-        async with open_configured_runtime(config, lifecycle) as runtime:
+    lifecycle = _lifecycle(config, process, own=function.__module__.partition(".")[0])
+    nest, status = Nest(lifecycle), WorkerStatus(lifecycle)
+
+    async def inside(services: trio.Nursery) -> None:
+        await serve_status(status, services, config)
+        async with open_worker_runtime(config, status) as runtime:
+            nest.ready()  # a stop waits for the function's requests from here on
             async with trio.open_nursery() as body:
                 body.start_soon(_cancel_when_stopped, lifecycle, body.cancel_scope)
                 await function(runtime, *args)
                 lifecycle.request_stop("the worker function has returned")
                 await lifecycle.wait_stopped()
+
+    await nest.run(inside)
+
+
+def _lifecycle(config: Config, process: ProcessContext | None, *, own: str) -> Lifecycle:
+    """The lifecycle; of a process of its own it also sees to signals and the log."""
+    limits = worker_timetable(config)
+    if process is None:
+        return Lifecycle(limits, exit_code_on_loss=config.exit_code_on_loss)
+    process.report_path = process.report_path or config.shutdown_report
+    if not logging.getLogger().handlers:
+        log_as_set(config, own=own)
+    return attach_lifecycle(config, limits, process)
 
 
 async def _cancel_when_stopped(lifecycle: Lifecycle, scope: trio.CancelScope) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from dynamo_trio.client import Client, open_client
+from dynamo_trio.client import INHIBITED, Client, open_client
 from dynamo_trio.component_metrics import ComponentMetrics
 from dynamo_trio.discovery import (
     Discovery,
@@ -62,8 +62,12 @@ class DistributedRuntime:
     request_limit: float = math.inf
     #: In which our endpoints want their requests (``DYN_REQUEST_PLANE_CODEC``).
     codec: Codec = MSGPACK
+    #: For how long clients leave out an instance that they could not reach, in seconds.
+    inhibited: float = INHIBITED
     #: Routes below ``/engine/`` of the status server; see :meth:`register_engine_route`.
     engine_routes: dict[str, EngineRoute] = attrs.field(factory=dict)
+    #: Others could find an endpoint of this process, at least once.
+    was_found: bool = False
     #: Every instance that is being served, found by others or not.
     _served: dict[EndpointId, Instance] = attrs.field(factory=dict)
     #: Invariant: holds every instance that others may find, from before they can.
@@ -106,6 +110,7 @@ class DistributedRuntime:
             return
         self._registered[instance.key] = instance
         await self.discovery.register(instance)
+        self.was_found = True
         logger.info("serving %s as instance %x", instance.endpoint, instance.instance_id)
 
     def served(self, endpoint: EndpointId) -> Instance:
@@ -185,7 +190,8 @@ class Endpoint:
 
     def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of this endpoint, to be entered with ``async with``."""
-        return open_client(self.id, self.runtime.discovery, self.runtime.planes)
+        runtime = self.runtime
+        return open_client(self.id, runtime.discovery, runtime.planes, inhibited=runtime.inhibited)
 
     @asynccontextmanager
     async def serving(
@@ -276,6 +282,7 @@ async def open_runtime(
     planes: Iterable[RequestPlane] = (),
     codec: Codec = MSGPACK,
     request_limit: float = math.inf,
+    inhibited: float = INHIBITED,
 ) -> AsyncIterator[DistributedRuntime]:
     """The runtime of one process; by default everything in memory (``mem``).
 
@@ -296,6 +303,7 @@ async def open_runtime(
             nursery,
             codec=codec,
             request_limit=request_limit,
+            inhibited=inhibited,
         )
         lifecycle.on_unregister(runtime.unregister_all)
         yield runtime

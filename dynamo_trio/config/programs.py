@@ -71,6 +71,8 @@ WORKER = ProgramSpec(
 LIBRARY = ProgramSpec(
     module="dynamo_trio.worker",
     description="",
-    groups=frozenset({Group.STOP, Group.STOP_WORKER, *_NETWORK, Group.SERVE}),
+    groups=frozenset(
+        {Group.STOP, Group.STOP_WORKER, *_NETWORK, Group.SERVE, Group.STATUS, Group.LOG}
+    ),
 )
 PROGRAMS = (STANDALONE, FRONTEND, WORKER)

@@ -60,16 +60,14 @@ class Program:
         config = self.start.config
         await serve_frontend(self.frontend, services, config.http_host, config.http_port)
         load = card_loader(config.cache_dir, model_dir=config.model_path)
-        async with (
-            open_discovery(config) as discovery,
-            open_plane(config) as plane,
-            open_catalog(
-                discovery, {plane.name: plane}, load, namespace=config.namespace
-            ) as catalog,
-        ):
-            self.frontend.catalog = catalog
-            self._ready()
-            await self.start.lifecycle.wait_stopped()
+        async with open_discovery(config) as discovery, open_plane(config) as plane:
+            await plane.listen_for_answers()
+            planes = {plane.name: plane}
+            async with open_catalog(
+                discovery, planes, load, namespace=config.namespace
+            ) as self.frontend.catalog:
+                self._ready()
+                await self.start.lifecycle.wait_stopped()
 
     def _ready(self) -> None:
         """Without a model too, as Dynamo's frontend: they come and go."""

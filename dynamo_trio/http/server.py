@@ -50,12 +50,13 @@ async def open_listeners(
     port: int,
     *,
     backlog: int = HttpLimits().backlog,
-    setting: str = "--http-host, DYN_HTTP_HOST",
+    setting: str = "http",
 ) -> list[trio.SocketListener]:
     """Listen on ``host`` (a name or an address) and ``port`` (0: any free one).
 
     A name with several addresses gives a listener for each; with port 0 only one, since
-    each would get a port of its own. ``setting`` is what a message about the host names.
+    each would get a port of its own. ``setting`` is the word by which the settings of host and
+    port are called, for messages.
 
     Raises:
         PortInUse: another process has the port, or it may not be bound.
@@ -73,11 +74,16 @@ async def open_listeners(
             or exc.errno == errno.EADDRNOTAVAIL
         ):
             raise ConfigError(
-                f"cannot listen on host {host!r} ({setting}): must be an address of this"
+                f"cannot listen on host {host!r} ({_names(setting, 'host')}): must be an address of this"
                 f" machine, or a name that has one"
             ) from exc
         shown = f"[{host}]" if ":" in host else host
-        raise PortInUse(f"cannot listen on {shown}:{port}: {_explain(exc)}") from exc
+        where = f"{shown}:{port} ({_names(setting, 'port')})"
+        raise PortInUse(f"cannot listen on {where}: {_explain(exc)}") from exc
+
+
+def _names(setting: str, what: str) -> str:
+    return f"--{setting}-{what}, DYN_{setting.upper()}_{what.upper()}"
 
 
 def _explain(exc: OSError) -> str:

@@ -97,27 +97,49 @@ def _show(text: str) -> NoReturn:
 
 
 def _run(config: Config, load: Callable[[], Body], began: float) -> NoReturn:
-    from dynamo_trio.console import configure_logging
     from dynamo_trio.process.run import run_process
 
     body = load()
-    terminal = configure_logging(
-        _log_filter(config), jsonl=config.log_jsonl, color=False if config.no_color else None
-    )
-    for warning in config.warnings:
-        logger.warning("%s", warning)
+    terminal = log_as_set(config)
+    raise_file_limit()
 
     async def program(process: ProcessContext) -> int:
-        return await body.run(Start(config, terminal, _lifecycle(config, body, process), began))
+        lifecycle = attach_lifecycle(config, body.timetable(config), process)
+        return await body.run(Start(config, terminal, lifecycle, began))
 
     run_process(program, report_path=config.shutdown_report)
 
 
-def _lifecycle(config: Config, body: Body, process: ProcessContext) -> Lifecycle:
+def log_as_set(config: Config, *, own: str | None = None) -> Terminal:
+    """Log as ``DYN_LOG`` and its kind say, first what is odd about the settings.
+
+    ``own`` is a logger that is heard like those of this package.
+    """
+    from dynamo_trio.console import configure_logging
+
+    levels = _log_filter(config)
+    if own is not None:  # what is named comes later, and wins
+        levels = attrs.evolve(levels, loggers=((own, levels.level), *levels.loggers))
+    color = False if config.no_color else None
+    terminal = configure_logging(levels, jsonl=config.log_jsonl, color=color)
+    for warning in config.warnings:
+        logger.warning("%s", warning)
+    return terminal
+
+
+def raise_file_limit() -> None:
+    """Take as many file descriptors as this process may: each connection needs one."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # as it was will do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def attach_lifecycle(config: Config, limits: Timetable, process: ProcessContext) -> Lifecycle:
     """The process's lifecycle, tied to its signals, its limits told."""
     from dynamo_trio.lifecycle import Lifecycle
 
-    limits = body.timetable(config)
     lifecycle = Lifecycle(limits, exit_code_on_loss=config.exit_code_on_loss)
     process.attach(lifecycle)
     logger.info("shutdown timetable: %s", limits.describe())

@@ -26,14 +26,13 @@ from dynamo_trio import __version__
 from dynamo_trio.program.entry import Body, Start
 from dynamo_trio.program.limits import worker_timetable
 from dynamo_trio.program.nest import Nest
-from dynamo_trio.program.runtime import open_configured_runtime
 from dynamo_trio.wire.llm import PreprocessedRequest
 from dynamo_trio.worker.loading import load_engine
 from dynamo_trio.worker.model_path import find_model
 from dynamo_trio.worker.publish import read_card, read_model
 from dynamo_trio.worker.serve import engine_handler
 from dynamo_trio.worker.status import WorkerStatus
-from dynamo_trio.worker.status_server import serve_status
+from dynamo_trio.worker.status_server import open_worker_runtime, serve_status
 
 if TYPE_CHECKING:
     from dynamo_trio.config import Config
@@ -84,8 +83,7 @@ class Program:
         base_url = await serve_status(self.status, services, self.config)
         path = await find_model(self.start, self._hurry)
         model = await read_model(self.config, path)
-        async with open_configured_runtime(self.config, self.lifecycle) as runtime:
-            self.status.attach(runtime)
+        async with open_worker_runtime(self.config, self.status) as runtime:
             await self._serve(runtime, model, base_url)
 
     async def _serve(self, runtime: DistributedRuntime, model: Model, base_url: str | None) -> None:
@@ -102,7 +100,6 @@ class Program:
 
     def _ready(self, model: Model) -> None:
         self.nest.ready()
-        self.status.ready = True
         logger.info(
             "dynamo_trio worker %s is ready after %.1f s: model %s, engine %s",
             __version__,

@@ -49,13 +49,11 @@ _STAGES: dict[Phase, Stage] = {
 
 @attrs.define(eq=False)
 class WorkerStatus:
-    """What a worker tells about itself; filled in by its program as the start goes on."""
+    """What a process with endpoints tells about itself; its runtime is attached once it is open."""
 
     lifecycle: Lifecycle
     #: None until it is open: then there are no endpoints, metrics and engine routes yet.
     runtime: DistributedRuntime | None = None
-    #: Set by the program once the worker wants requests.
-    ready: bool = False
     cards: CardServer = attrs.field(factory=CardServer)
     #: When the process began, by time.monotonic().
     began: float = attrs.field(factory=time.monotonic)
@@ -70,6 +68,11 @@ class WorkerStatus:
         if self.lifecycle.stopping:
             return _STAGES[self.lifecycle.phase]
         return "ready" if self.ready else "loading"
+
+    @property
+    def ready(self) -> bool:
+        """Is an endpoint served that others could find? It may have left discovery since."""
+        return self.runtime is not None and self.runtime.was_found and bool(self.endpoints())
 
     def endpoints(self) -> dict[str, bool]:
         """Name of each endpoint -> does it want requests?"""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dynamo_trio.http.server import open_listeners, serve_http
 from dynamo_trio.plane.tcp.hosts import listening_host
+from dynamo_trio.program.runtime import open_configured_runtime
 from dynamo_trio.worker.status import StatusApp
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import trio
 
     from dynamo_trio.config import Config
+    from dynamo_trio.runtime import DistributedRuntime
     from dynamo_trio.worker.status import WorkerStatus
 
 logger = logging.getLogger("dynamo_trio.worker")
@@ -30,8 +35,7 @@ async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Con
     if config.system_port < 0:
         return None
     host, told = listening_host(config.system_host, "DYN_SYSTEM_HOST")
-    setting = "--system-host, DYN_SYSTEM_HOST"
-    listeners = await open_listeners(host, config.system_port, setting=setting)
+    listeners = await open_listeners(host, config.system_port, setting="system")
     port = listeners[0].socket.getsockname()[1]
     app = StatusApp(status, config.system_health_path, config.system_live_path)
     serve = partial(serve_http, app, listeners, limits=app.limits)
@@ -39,6 +43,20 @@ async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Con
     status.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
     logger.info("status server on %s", _authority(host, port))
     return f"http://{_authority(told, port)}"
+
+
+@asynccontextmanager
+async def open_worker_runtime(
+    config: Config, status: WorkerStatus
+) -> AsyncIterator[DistributedRuntime]:
+    """The runtime that the settings describe, of which ``status`` tells from now on.
+
+    Raises:
+        StartupError: the store cannot be reached, or the plane's settings cannot be used.
+    """
+    async with open_configured_runtime(config, status.lifecycle) as runtime:
+        status.attach(runtime)
+        yield runtime
 
 
 def _authority(host: str, port: int) -> str:

@@ -37,6 +37,7 @@ SIDEWAYS = {
     ("console", "context"),
     ("__main__", "standalone"),
     ("call", "component_metrics"),
+    ("decorators", "worker"),
     ("client", "response_stream"),
     ("endpoint", "call"),
     ("endpoint", "component_metrics"),

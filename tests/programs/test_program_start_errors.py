@@ -92,7 +92,11 @@ def test_a_model_that_offers_nothing_of_what_is_wanted(fleet: Fleet, tmp_path: P
     check_refusal(server, "--endpoint-types (DYN_ENDPOINT_TYPES) is chat", "completions only")
 
 
-@pytest.mark.parametrize("which", ["http", "system", "rpc"])
+#: What is tried -> how its settings are called.
+PORTS = {"http": "HTTP", "system": "SYSTEM", "rpc": "TCP_RPC", "response": "TCP_RESPONSE_STREAM"}
+
+
+@pytest.mark.parametrize("which", PORTS)
 def test_a_port_in_use(fleet: Fleet, which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -101,9 +105,12 @@ def test_a_port_in_use(fleet: Fleet, which: str) -> None:
                 server = fleet.frontend("--http-port", str(port), ready=False)
             case "system":
                 server = fleet.worker("--system-port", str(port), ready=False)
-            case _:
+            case "rpc":
                 server = fleet.worker("--tcp-rpc-port", str(port), ready=False)
-        check_refusal(server, f"127.0.0.1:{port}", "in use")
+            case _:
+                flag = "--tcp-response-stream-port"
+                server = fleet.frontend(flag, str(port), ready=False)
+        check_refusal(server, f"127.0.0.1:{port} (", f"DYN_{PORTS[which]}_PORT)", "in use")
     assert fleet.records("instances") == fleet.records("mdc") == []
 
 
@@ -112,6 +119,8 @@ def test_a_host_that_cannot_be_listened_on(fleet: Fleet) -> None:
     check_refusal(server, "'256.1.1.1' (--system-host, DYN_SYSTEM_HOST)")
     server = fleet.frontend("--http-host", "256.1.1.1", ready=False)
     check_refusal(server, "'256.1.1.1' (--http-host, DYN_HTTP_HOST)")
+    server = fleet.frontend(ready=False, DYN_TCP_RESPONSE_STREAM_HOST="nowhere0")
+    check_refusal(server, "'nowhere0' (DYN_TCP_RESPONSE_STREAM_HOST): must be an address")
 
 
 @pytest.mark.parametrize("module", [WORKER, FRONTEND])

@@ -76,7 +76,6 @@ async def open_site(**limits: float) -> AsyncIterator[Site]:
             site.runtime = runtime
             site.status.attach(runtime)
             async with runtime.endpoint(str(GENERATE)).serving(generate):
-                site.status.ready = True
                 yield site
                 site.lifecycle.escalate("the test is over")
                 await site.lifecycle.wait_stopped()

@@ -29,7 +29,7 @@ _SETTING = "DYN_TCP_RESPONSE_STREAM_"
 
 @attrs.define(eq=False)
 class CallHomeServer:
-    """Listens from the first request on, in ``nursery``."""
+    """Listens from :meth:`listen` or from the first request on, in ``nursery``."""
 
     _streams: StreamTable
     _settings: TcpSettings
@@ -45,18 +45,28 @@ class CallHomeServer:
         Raises:
             CannotConnect: it cannot listen; the log says why, and the next call tries again.
         """
-        async with self._opening:
-            if self._address is None:
-                self._address = await self._open()
-            return self._address
-
-    async def _open(self) -> HostPort:
         try:
-            bound, told = listening_host(self._settings.response_host, _SETTING)
-            listener = await open_listener(bound, self._settings.response_port, _SETTING)
+            return await self.listen()
         except StartupError as exc:
             logger.error("no request can be sent: %s", exc)
             raise CannotConnect("this process cannot listen for answers") from exc
+
+    async def listen(self) -> HostPort:
+        """Listen, unless it does already; where it does.
+
+        Raises:
+            ConfigError, PortInUse: it cannot listen there.
+            CannotConnect: the plane is closed.
+        """
+        async with self._opening:
+            if self._address is None:
+                self._address = await self._open()
+                logger.info("answers are taken at %s", self._address)
+            return self._address
+
+    async def _open(self) -> HostPort:
+        bound, told = listening_host(self._settings.response_host, f"{_SETTING}HOST")
+        listener = await open_listener(bound, self._settings.response_port, _SETTING)
         port = listener.socket.getsockname()[1]
         try:
             start_apart(self._nursery, self._accept, listener)

@@ -96,6 +96,10 @@ class TcpClientSide:
         finally:
             self.streams.remove(stream)
 
+    async def listen_for_answers(self) -> None:
+        """As :meth:`~dynamo_trio.plane.tcp.plane.TcpPlane.listen_for_answers`."""
+        await self._server.listen()
+
     def instance_gone(self, address: str) -> None:
         """As :meth:`~dynamo_trio.plane.abc.RequestPlane.instance_gone`."""
         try:

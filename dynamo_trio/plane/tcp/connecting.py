@@ -69,7 +69,8 @@ async def open_listener(host: str, port: int, setting: str) -> trio.SocketListen
             why = os.strerror(exc.errno)
             raise PortInUse(f"cannot listen on {host}:{port} ({setting}PORT): {why}") from exc
         raise ConfigError(
-            f"cannot listen on {host!r} ({setting}HOST): must be an address of this machine"
+            f"cannot listen on {host!r} ({setting}HOST): must be an address of this machine,"
+            " or one of its network interfaces"
         ) from exc
     for other in others:
         await other.aclose()

@@ -24,7 +24,7 @@ class TcpPlane(RequestPlane):
     """Byte for byte Dynamo 1.5.1. Made by :func:`open_tcp_plane`.
 
     Neither side listens before it is needed: the server side binds at the first ``serve``, the
-    client side at the first ``open_stream``.
+    client side at the first ``open_stream``, or when it is told to.
     """
 
     name: ClassVar[str] = "tcp"
@@ -43,6 +43,14 @@ class TcpPlane(RequestPlane):
         self, address: str, head: RequestHead, payload: bytes, sink: ItemSink
     ) -> AbstractAsyncContextManager[ClientStream]:
         return self.client.open_stream(address, head, payload, sink)
+
+    async def listen_for_answers(self) -> None:
+        """Let the client side listen now, so that what it cannot do is known at the start.
+
+        Raises:
+            ConfigError, PortInUse: it cannot listen there.
+        """
+        await self.client.listen_for_answers()
 
     def instance_gone(self, address: str) -> None:
         self.client.instance_gone(address)
