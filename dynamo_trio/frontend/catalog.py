@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from dynamo_trio.client import INHIBITED
 from dynamo_trio.discovery import Discovery, ModelCard, Put
 from dynamo_trio.errors import ModelNotFound, NoWorker
 from dynamo_trio.frontend.keeper import ModelKeeper, ServedModel, Sources
@@ -52,9 +53,13 @@ class Catalog:
         model = self._models.get(name)
         if model is not None and model.client.instance_ids():
             return model
-        if model is not None or name in self._known:
+        if self.knows(name):
             raise NoWorker(f"model {name!r} has no worker at the moment")
         raise ModelNotFound(f"model {name[:200]!r} does not exist", param="model")
+
+    def knows(self, name: str) -> bool:
+        """Is, or was, there a model of that name?"""
+        return name in self._known
 
     async def wait_for(self, name: str) -> ServedModel:
         """Wait until the model is offered and has an instance."""
@@ -128,14 +133,17 @@ async def open_catalog(
     load: Loader,
     *,
     namespace: str | None = None,
+    inhibited: float = INHIBITED,
 ) -> AsyncIterator[Catalog]:
     """A catalogue that follows discovery while the block runs.
 
-    ``namespace``: models of other namespaces are left out; None takes all.
+    ``namespace``: models of other namespaces are left out; None takes all. ``inhibited``: as in
+    :func:`~dynamo_trio.client.open_client`.
     """
     catalog = Catalog()
     async with discovery.watch(ModelCard) as watch, trio.open_nursery() as nursery:
-        follower = _Follower(catalog, Sources(discovery, planes, load, nursery), namespace)
+        sources = Sources(discovery, planes, load, nursery, inhibited)
+        follower = _Follower(catalog, sources, namespace)
         nursery.start_soon(follower.follow, watch)
         yield catalog
         nursery.cancel_scope.cancel("the frontend is closed")

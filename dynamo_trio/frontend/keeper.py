@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import trio
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from dynamo_trio.discovery import Discovery, EndpointId, ModelCard
-    from dynamo_trio.frontend.catalog import Catalog
     from dynamo_trio.plane import RequestPlane
     from dynamo_trio.tokenizers import Preprocessor
 
@@ -40,6 +39,8 @@ FIRST_RETRY, LAST_RETRY = 1.0, 60.0
 #: Seconds for which a withdrawn model's client goes on watching: its streams may still run,
 #: and must hear of it when their worker is gone.
 LINGER = 60.0
+#: Seconds between two log lines about how many workers a model has.
+TELL_EVERY = 1.0
 
 
 @attrs.define(eq=False)
@@ -54,6 +55,16 @@ class ServedModel:
     withdrawn: trio.Event = attrs.field(factory=trio.Event)
 
 
+class Shelf(Protocol):
+    """Where models stand that can be asked."""
+
+    def offer(self, model: ServedModel) -> None:
+        """Put a model there."""
+
+    def withdraw(self, model: ServedModel) -> None:
+        """Take it away."""
+
+
 @attrs.define(eq=False)
 class Sources:
     """What a model is made with."""
@@ -62,6 +73,8 @@ class Sources:
     planes: Mapping[str, RequestPlane]
     load: Callable[[ModelCard], Awaitable[Preprocessor]]
     nursery: trio.Nursery
+    #: As in :func:`~dynamo_trio.client.open_client`.
+    inhibited: float
 
 
 @attrs.define(eq=False)
@@ -89,7 +102,7 @@ class ModelKeeper:
     """Keeps one model offered while its cards allow it. ``put`` and ``remove`` are sync."""
 
     name: str
-    catalog: Catalog
+    shelf: Shelf
     sources: Sources
     _candidates: dict[str, _Candidate] = attrs.field(factory=dict)
     _changed: trio.Event = attrs.field(factory=trio.Event)
@@ -146,11 +159,13 @@ class ModelKeeper:
 
     async def _offer(self, endpoint: EndpointId, preprocessor: Preprocessor) -> None:
         model = await self.sources.nursery.start(self._hold_client, endpoint, preprocessor)
-        self.catalog.offer(model)
+        self.shelf.offer(model)
+        logger.info("model %s is offered; it has %s", self.name, _workers(model))
         while any(c.card.endpoint == endpoint for c in self._candidates.values()):
             await self._changed.wait()
-        self.catalog.withdraw(model)
+        self.shelf.withdraw(model)
         model.withdrawn.set()
+        logger.info("model %s is gone: no card of a worker at %s is left", self.name, endpoint)
 
     async def _hold_client(
         self,
@@ -161,15 +176,40 @@ class ModelKeeper:
     ) -> None:
         """A task of its own: the client outlives the model, see :data:`LINGER`."""
         sources, length = self.sources, preprocessor.context_length
-        async with open_client(endpoint, sources.discovery, sources.planes) as client:
+        opening = open_client(
+            endpoint, sources.discovery, sources.planes, inhibited=sources.inhibited
+        )
+        async with opening as client:
             model = ServedModel(self.name, length, int(time.time()), preprocessor, client)
-            task_status.started(model)
-            await model.withdrawn.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_tell_of_workers, model)
+                task_status.started(model)
+                await model.withdrawn.wait()
+                nursery.cancel_scope.cancel("the model is gone")
             await trio.sleep(LINGER)
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+async def _tell_of_workers(model: ServedModel) -> None:
+    """Of each change of their number, but not more often than an operator can read."""
+    told = len(model.client.instance_ids())
+    while True:
+        await model.client.wait_changed()
+        while (count := len(model.client.instance_ids())) != told:
+            level = logging.INFO if count else logging.WARNING
+            text = "model %s has %s, after %d" + ("" if count else "; its requests are refused")
+            logger.log(level, text, model.name, _workers(model), told)
+            told = count
+            await trio.sleep(TELL_EVERY)
+
+
+def _workers(model: ServedModel) -> str:
+    """How many there are, in words."""
+    count = len(model.client.instance_ids())
+    return f"{count or 'no'} worker{'s' if count > 1 else ''} at {model.client.endpoint}"
 
 
 def _warn_if_different(offered: ModelCard, card: ModelCard) -> None:

@@ -38,6 +38,7 @@ async def open_discovery(config: Config) -> AsyncIterator[Discovery]:
             discovery = await stack.enter_async_context(_backend(config))
         except StoreUnavailable as exc:
             raise DiscoveryUnavailable(f"discovery in {_place(config)}: {exc}") from exc
+        logger.info("discovery is in %s", _place(config))
         yield discovery
 
 
@@ -55,6 +56,8 @@ def _place(config: Config) -> str:
     """Where the store is, with the variable that says so."""
     if config.discovery_backend == "file":
         return f"{config.file_kv} (DYN_FILE_KV)"
+    if config.discovery_backend == "mem":
+        return "this process's memory"
     return f"etcd at {', '.join(config.etcd_endpoints)} (ETCD_ENDPOINTS)"
 
 

@@ -36,6 +36,7 @@ async def open_configured_runtime(
             planes=[plane],
             codec=codec_named(config.request_plane_codec),
             request_limit=config.engine_request_limit or math.inf,
+            inhibited=config.inhibited_duration,
         ) as runtime,
     ):
         lifecycle.grace_over = partial(wait_unreachable, [plane])

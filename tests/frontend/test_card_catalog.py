@@ -338,3 +338,44 @@ async def test_a_card_without_files_is_the_built_in_tokenizers(tmp_path: Path) -
     assert isinstance(preprocessor.tokenizer, ByteTokenizer)
     with pytest.raises(LoadError, match="neither the card nor"):
         await card_loader(tmp_path)(ModelCard("m", GENERATE, 1))
+
+
+async def test_the_log_tells_how_many_workers_a_model_has(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dynamo_trio.frontend")
+    async with open_fleet() as fleet:
+        await fleet.worker(1)
+        await trio.sleep(5)
+        for number in range(2, 201):  # a crowd makes one line, or two
+            await fleet.worker(number)
+        await trio.sleep(5)
+        for number in range(1, 201):
+            await fleet.discovery.unregister(Instance(GENERATE, number, {"mem": "x"}))
+        await trio.sleep(5)
+        for number in range(1, 201):
+            await fleet.discovery.unregister(ModelCard("m", GENERATE, number))
+        await trio.sleep(5)
+    assert (
+        caplog.messages[0] == "model m is offered; it has 1 worker at dyn://dynamo.backend.generate"
+    )
+    assert "model m has 200 workers at dyn://dynamo.backend.generate, after " in caplog.text
+    lost, gone = caplog.records[-2:]
+    assert lost.getMessage().startswith("model m has no worker at dyn://dynamo.backend.generate")
+    assert lost.getMessage().endswith("; its requests are refused")
+    assert lost.levelno == logging.WARNING
+    assert gone.getMessage() == (
+        "model m is gone: no card of a worker at dyn://dynamo.backend.generate is left"
+    )
+    assert len(caplog.messages) <= 7
+
+
+async def test_the_clients_of_models_leave_out_as_they_are_told(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    discovery = MemoryDiscovery()
+    planes = {"mem": MemoryPlane()}
+    async with open_catalog(discovery, planes, Loads(), inhibited=0.0) as catalog:
+        await discovery.register(ModelCard("m", GENERATE, 1))
+        await discovery.register(Instance(GENERATE, 1, {"mem": "x"}))
+        assert (await catalog.wait_for("m")).client.inhibitions.duration == 0

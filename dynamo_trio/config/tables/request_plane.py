@@ -122,6 +122,14 @@ class RequestPlaneTable:
         env="DYN_TCP_HOST_IDLE_TTL_SECS",
         help="Time after which the unused connections to a worker are closed.",
     )
+    inhibited_duration: float = option(
+        5.0,
+        Seconds(),
+        group=Group.REQUEST_PLANE,
+        env="DYN_RUNTIME_INHIBITED_DURATION_SECS",
+        help="Time for which a worker that could not be reached gets no requests, as long as there"
+        " are others; 0 sends it its share at once.",
+    )
 
     # --- TLS ---------------------------------------------------------------------
 
