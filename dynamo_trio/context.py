@@ -5,10 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import attrs
 import trio
+
+from dynamo_trio.errors import InvalidArgument
 
 #: A shield with a limit in seconds, capped by the shutdown's hard deadline.
 Cleanup = Callable[[float], AbstractContextManager[trio.CancelScope]]
@@ -31,6 +34,23 @@ class Follower(Protocol):
         """Nobody reads any further."""
 
 
+def _identity(value: str | None) -> str:
+    if value is None:
+        return str(uuid.uuid4())
+    if not isinstance(value, str):
+        raise InvalidArgument(f"a context's id must be text or None, not {type(value).__name__}")
+    return value
+
+
+def _read_only(value: Mapping[str, str] | None) -> Mapping[str, str]:
+    given: Any = {} if value is None else value  # who calls may not check its types
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and isinstance(text, str) for name, text in given.items()
+    ):
+        raise InvalidArgument("a context's metadata must be a mapping of text to text")
+    return MappingProxyType(dict(given))
+
+
 @attrs.define(eq=False)
 class Context:
     """Identity and cancellation of one request (``dynamo.runtime.Context``).
@@ -38,10 +58,16 @@ class Context:
     A handler seldom has to ask: when the client leaves or the shutdown limit is
     reached, ``trio.Cancelled`` is raised where the handler waits. Code in
     ``finally`` that must itself wait does so under :meth:`cleanup`.
+
+    Raises:
+        InvalidArgument: when it is made: the id is no text, or ``metadata`` does not map text
+            to text.
     """
 
-    _id: str = attrs.field(factory=lambda: str(uuid.uuid4()))
-    metadata: Mapping[str, str] = attrs.field(factory=dict)
+    #: Without one, or with None, it is given one.
+    _id: str = attrs.field(default=None, converter=_identity)
+    #: What travels with the request. It cannot be changed.
+    metadata: Mapping[str, str] = attrs.field(default=None, converter=_read_only)
     _cleanup: Cleanup = plain_cleanup
     #: Invariant: killed implies stopped.
     _stopped: trio.Event = attrs.field(factory=trio.Event)

@@ -73,9 +73,10 @@ async def open_listeners(
             or isinstance(exc, socket.gaierror)
             or exc.errno == errno.EADDRNOTAVAIL
         ):
+            where = f"host {host!r} ({_names(setting, 'host')})"
             raise ConfigError(
-                f"cannot listen on host {host!r} ({_names(setting, 'host')}): must be an address of this"
-                f" machine, or a name that has one"
+                f"cannot listen on {where}: must be an address of this machine, or a name that has"
+                " one"
             ) from exc
         shown = f"[{host}]" if ":" in host else host
         where = f"{shown}:{port} ({_names(setting, 'port')})"
