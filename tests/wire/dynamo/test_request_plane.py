@@ -434,7 +434,7 @@ def test_any_text_is_an_address_or_a_typed_error(text: str) -> None:
 def test_a_refusal_tells_a_client_nothing_of_the_fleets_inside() -> None:
     for text in ("Unknown endpoint: 1f/generate", "Server overloaded: Unknown endpoint: 1f/x"):
         error = refused(Ack(text))
-        assert isinstance(error, CannotConnect)
+        assert isinstance(error, errors.CannotConnect)
         assert error.message == "the worker does not serve this endpoint any more"
     full = refused(Ack("Server overloaded: the worker is full"))
     assert full is not None
