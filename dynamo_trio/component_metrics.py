@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.registry import Collector
 
 from dynamo_trio.errors import DynamoException, InvalidArgument, LocalProtocolError, ProtocolError
+from dynamo_trio.exposition import expose
 from dynamo_trio.lifecycle import Outcome
 from dynamo_trio.work_metrics import WorkMetrics
 
@@ -60,7 +61,7 @@ class ComponentMetrics:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""
-        return generate_latest(self.registry)
+        return expose(self.registry)
 
     def endpoint(
         self, endpoint: EndpointId, labels: Sequence[tuple[str, str]] = ()

@@ -64,14 +64,16 @@ class App:
     # --- HTTP -----------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = HttpCall.of(scope, receive, send)
+        endpoint = _COUNTED.get(scope["path"], "")
+        call = HttpCall.of(scope, receive, send, endpoint=endpoint)
         request_id.set(call.request_id)  # for every log line of this request's tasks
         try:
             await self._route(scope)(self.frontend, call)
-        except Cancelled:
-            return  # nobody is there to be answered
         except DynamoException as exc:
-            await self._answer_error(call, exc)
+            if not call.attempt.admitted:
+                self.frontend.refusals.note(call.attempt, exc)
+            if not isinstance(exc, Cancelled):  # nobody is there to be answered
+                await self._answer_error(call, exc)
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             await self._answer_error(call, Unknown("Internal server error."))
@@ -172,6 +174,12 @@ def _entry(model: ServedModel) -> ModelEntry:
 
 
 _MODEL_PREFIX = "/v1/models/"
+
+#: Path -> Dynamo's metric label "endpoint".
+_COUNTED = {
+    "/v1/chat/completions": Kind.CHAT.label,
+    "/v1/completions": Kind.COMPLETION.label,
+}
 
 _ROUTES: dict[str, dict[str, Route]] = {
     "/health": {"GET": _health},

@@ -1,8 +1,8 @@
 """``/v1/chat/completions`` and ``/v1/completions``: one request, from its body to its end.
 
 The order is the same for both, streamed or not: read the body, parse it, find the model
-(nothing is counted so far, and a refusal costs nothing), then admit. From there on the
-admission encloses everything, the farewell included.
+(a refusal so far costs nothing; :mod:`~dynamo_trio.frontend.refusals` counts it), then admit.
+From there on the admission encloses everything, the farewell included.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 import trio
 
-from dynamo_trio.errors import (
-    Cancelled,
-    DynamoException,
-    InvalidArgument,
-    ModelNotFound,
-    Overloaded,
-    RequestCut,
-)
+from dynamo_trio.errors import Cancelled, DynamoException, Overloaded, RequestCut
 from dynamo_trio.frontend.answers import Answer, StreamAnswer, UnaryAnswer
+from dynamo_trio.frontend.metrics import error_type
 from dynamo_trio.http.respond import read_body, send_json, stream_response, watch_disconnect
 from dynamo_trio.http.sinks import open_sink
 from dynamo_trio.lifecycle import CutReason, Outcome
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from dynamo_trio.discovery import Instance
     from dynamo_trio.frontend.catalog import ServedModel
     from dynamo_trio.frontend.metrics import RequestRecord
     from dynamo_trio.frontend.state import Frontend, HttpCall
@@ -56,21 +51,6 @@ logger = logging.getLogger("dynamo_trio.frontend")
 PARSE_INLINE_BYTES = 256 * 1024
 
 EVENT_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-
-_ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
-    (Cancelled, "cancelled"),
-    (ModelNotFound, "not_found"),
-    (InvalidArgument, "validation"),
-    (Overloaded, "overload"),
-)
-
-
-def error_type(exc: DynamoException) -> str:
-    """The value of Dynamo's metric label ``error_type`` for this error."""
-    for kind, name in _ERROR_TYPES:
-        if isinstance(exc, kind):
-            return name
-    return "unavailable" if exc.status == 503 else "internal"
 
 
 @attrs.frozen
@@ -111,18 +91,20 @@ async def generate(kind: Kind, frontend: Frontend, call: HttpCall) -> None:
     """
     body = await read_body(call.scope, call.receive, frontend.limits)
     request = await parse_body(kind, body)
+    attempt = call.attempt
+    attempt.model, attempt.request_type = request.model, "stream" if request.stream else "unary"
     model = frontend.find(request.model)
     label = f"{kind.label} {call.request_id}"
-    mode = "stream" if request.stream else "unary"
     with (
         frontend.lifecycle.http.admit(label) as admission,
-        frontend.metrics.request(model.name, kind.label, mode) as record,
+        frontend.metrics.request(model.name, kind.label, attempt.request_type) as record,
     ):
+        attempt.admitted = True
         generation = Generation(kind, frontend, call, request, model, admission, record)
         try:
             await generation.run(len(body))
         except DynamoException as exc:
-            record.error_type = error_type(exc)
+            generation.error, record.error_type = exc, error_type(exc)
             admission.settle(Outcome.CANCELLED if isinstance(exc, Cancelled) else Outcome.FAILED)
             raise
         finally:
@@ -147,6 +129,10 @@ class Generation:
     model: ServedModel
     admission: Admission
     record: RequestRecord
+    #: Why it failed, if it did.
+    error: DynamoException | None = None
+    #: Who serves it, once that is chosen.
+    instance: Instance | None = None
     id: str = attrs.field(init=False)
     created: int = attrs.field(factory=lambda: int(time.time()))
 
@@ -165,23 +151,34 @@ class Generation:
 
     def log(self) -> None:
         """One line for the operator, whatever became of the request."""
-        logger.info(
-            "%s: %s, %d tokens in %.2f s",
-            self.kind.label,
-            self._ending(),
-            self.record.token_count,
-            self.record.age(),
+        by = "" if self.instance is None else f" by {self.instance.instance_id:x}"
+        logger.log(
+            logging.WARNING if self._workers_fault else logging.INFO,
+            "%s of %s%s: %s, %d tokens in %.2f s",
+            *(self.kind.label, self.model.name, by, self._ending()),
+            *(self.record.token_count, self.record.age()),
+        )
+
+    @property
+    def _workers_fault(self) -> bool:
+        """Did the worker, or the way to it, fail the request? To be full is no failure."""
+        error, failed = self.error, self.admission.outcome is Outcome.FAILED
+        return (
+            failed
+            and error is not None
+            and error.status >= 500
+            and not isinstance(error, Overloaded)
         )
 
     def _ending(self) -> str:
-        """What became of it in a word; for a failure, which kind of one."""
+        """What became of it in a word; for a failure, why."""
         match self.admission.outcome:
             case Outcome.FINISHED:
                 return "complete"
             case None:  # its task is being cancelled, or by a mistake of ours
                 return "broken off"
-            case Outcome.FAILED:
-                return self.record.error_type or "failed"
+            case Outcome.FAILED if self.error is not None:
+                return f"{self.error.reason} ({self.error.message[:200]})"
             case outcome:
                 return outcome.value
 
@@ -203,7 +200,8 @@ class Generation:
         client = self.model.client
         # Not the client's request id: nothing keeps clients from sending one twice.
         head = RequestHead(self.id)
-        return client.open_stream(self.frontend.route(client), head, prepared, answer)
+        self.instance = self.frontend.route(client)
+        return client.open_stream(self.instance, head, prepared, answer)
 
     # --- streamed -----------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ class Generation:
         if delivered and answer.complete:
             self.admission.settle(Outcome.FINISHED)
         elif answer.error is not None:
-            self.record.error_type = error_type(answer.error)
+            self.error, self.record.error_type = answer.error, error_type(answer.error)
             self.admission.settle(Outcome.FAILED)
         elif self._cut_error() is not None:
             self.record.error_type = "unavailable"

@@ -199,9 +199,8 @@ async def _tell_of_workers(model: ServedModel) -> None:
     while True:
         await model.client.wait_changed()
         while (count := len(model.client.instance_ids())) != told:
-            level = logging.INFO if count else logging.WARNING
             text = "model %s has %s, after %d" + ("" if count else "; its requests are refused")
-            logger.log(level, text, model.name, _workers(model), told)
+            logger.info(text, model.name, _workers(model), told)
             told = count
             await trio.sleep(TELL_EVERY)
 

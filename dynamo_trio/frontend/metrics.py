@@ -1,7 +1,7 @@
 """The frontend's metrics, with Dynamo 1.5.1's names and labels.
 
-One request has one terminal outcome, counted when its record is closed; so
-whenever the frontend is idle ``started = success + error`` holds for each model.
+One request has one terminal outcome, counted when its record is closed, or at once if it is
+refused; so whenever the frontend is idle ``started = success + error`` holds for each model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from dynamo_trio.errors import (
+    Cancelled,
+    ConnectionTimeout,
+    DynamoException,
+    InvalidArgument,
+    ModelNotFound,
+    Overloaded,
+)
+from dynamo_trio.exposition import expose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +31,23 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
+_ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
+    (Cancelled, "cancelled"),
+    (ModelNotFound, "not_found"),
+    (InvalidArgument, "validation"),
+    (Overloaded, "overload"),
+    (ConnectionTimeout, "response_timeout"),
+)
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def error_type(exc: DynamoException) -> str:
+    """The value of Dynamo's metric label ``error_type`` for this error."""
+    for kind, name in _ERROR_TYPES:
+        if isinstance(exc, kind):
+            return name
+    return "unavailable" if exc.status == 503 else "internal"
 
 
 @attrs.define(eq=False)
@@ -46,7 +72,9 @@ class FrontendMetrics:
         self.started = self._counter("requests_started", "Requests begun", kind)
         self.finished = self._counter("requests", "Requests ended", [*kind, "status", "error_type"])
         self.cancelled = self._counter("model_cancellation", "Clients that left", kind)
-        self.rejected = self._counter("model_rejection", "Refused", ["model", "endpoint"])
+        self.rejected = self._counter(
+            "model_rejection", "Refused for want of room", ["model", "endpoint"]
+        )
         self.active = Gauge(
             f"{_PREFIX}_active_requests", "Requests running", ["model"], registry=self.registry
         )
@@ -67,7 +95,13 @@ class FrontendMetrics:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""
-        return generate_latest(self.registry)
+        return expose(self.registry)
+
+    def refused(self, model: str, endpoint: str, request_type: str, error_type: str) -> None:
+        """Count a request that was never admitted."""
+        labels = (model, endpoint, request_type)
+        self.started.labels(*labels).inc()
+        self.finished.labels(*labels, "error", error_type).inc()
 
     @contextmanager
     def request(self, model: str, endpoint: str, request_type: str) -> Iterator[RequestRecord]:
@@ -128,6 +162,8 @@ class RequestRecord:
         metrics.finished.labels(*labels, status, self.error_type).inc()
         if self.error_type == "cancelled":
             metrics.cancelled.labels(*labels).inc()
+        if self.error_type == "overload":
+            metrics.rejected.labels(self.model, self.endpoint).inc()
         metrics.duration.labels(self.model).observe(self.age())
         metrics.output_sequence.labels(self.model).observe(self._tokens)
         metrics.output_tokens.labels(self.model).inc(self._tokens)

@@ -64,7 +64,11 @@ class Program:
             await plane.listen_for_answers()
             planes = {plane.name: plane}
             async with open_catalog(
-                discovery, planes, load, namespace=config.namespace
+                discovery,
+                planes,
+                load,
+                namespace=config.namespace,
+                inhibited=config.inhibited_duration,
             ) as self.frontend.catalog:
                 self._ready()
                 await self.start.lifecycle.wait_stopped()

@@ -12,6 +12,7 @@ from dynamo_trio.client import Client
 from dynamo_trio.errors import NoWorker
 from dynamo_trio.frontend.catalog import Catalog, ServedModel
 from dynamo_trio.frontend.metrics import FrontendMetrics
+from dynamo_trio.frontend.refusals import Attempt, Refusals
 from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.lifecycle import Lifecycle, Phase
 
@@ -34,14 +35,16 @@ class HttpCall:
     receive: Receive
     send: Send
     request_id: str
+    attempt: Attempt
 
     @classmethod
-    def of(cls, scope: Scope, receive: Receive, send: Send) -> HttpCall:
+    def of(cls, scope: Scope, receive: Receive, send: Send, *, endpoint: str = "") -> HttpCall:
         """The call with its id: the client's (``x-request-id``), or a new one."""
+        attempt = Attempt(f"{scope['method']} {scope['path'][:200]}", endpoint)
         for name, value in scope["headers"]:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-                return cls(scope, receive, send, str(value, "ascii"))
-        return cls(scope, receive, send, str(uuid.uuid4()))
+                return cls(scope, receive, send, str(value, "ascii"), attempt)
+        return cls(scope, receive, send, str(uuid.uuid4()), attempt)
 
     def response_headers(self) -> Headers:
         """What every answer carries."""
@@ -61,6 +64,11 @@ class Frontend:
     route: Callable[[Client], Instance] = Client.pick
     #: Set by the program once it wants traffic.
     ready: bool = False
+    refusals: Refusals = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # The catalogue may be replaced: it is asked for anew each time.
+        self.refusals = Refusals(self.metrics, lambda model: self.catalog.knows(model))
 
     @property
     def draining(self) -> bool:

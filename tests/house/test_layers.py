@@ -26,7 +26,7 @@ LAYERS = (
     {"config"},
     {"console", "context", "lifecycle", "tokenizers"},
     {"discovery", "engines", "http", "models", "plane", "process"},
-    {"work_metrics"},
+    {"exposition", "work_metrics"},
     {"call", "client", "component_metrics", "endpoint", "response_stream", "runtime"},
     {"program"},
     {"decorators", "frontend", "worker"},

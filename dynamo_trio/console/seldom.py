@@ -1,0 +1,33 @@
+"""Log lines that peers can cause at will, written at most once in a while."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+if TYPE_CHECKING:
+    import logging
+
+
+@attrs.define(eq=False)
+class Seldom:
+    """Lines of one kind. Those that are left out are counted by the next one."""
+
+    #: Seconds between two of them.
+    every: float = 1.0
+    #: On Trio's clock.
+    _told_at: float = -math.inf
+    _untold: int = 0
+
+    def log(self, logger: logging.Logger, level: int, text: str, *args: object) -> None:
+        """Write the line, unless one was written just now."""
+        now = trio.current_time()
+        if now - self._told_at < self.every:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} more before it)" if self._untold else ""
+        logger.log(level, text + "%s", *args, more)
+        self._told_at, self._untold = now, 0
