@@ -66,6 +66,10 @@ class DistributedRuntime:
     inhibited: float = INHIBITED
     #: Routes below ``/engine/`` of the status server; see :meth:`register_engine_route`.
     engine_routes: dict[str, EngineRoute] = attrs.field(factory=dict)
+    #: Where other machines reach the status server of this process; None: there is none.
+    status_url: str | None = None
+    #: Told of each card before others can see it, so that its files can be offered.
+    offer_card: Callable[[ModelCard], object] = lambda card: None
     #: Others could find an endpoint of this process, at least once.
     was_found: bool = False
     #: Every instance that is being served, found by others or not.
@@ -206,7 +210,8 @@ class Endpoint:
         """Serve the endpoint while the block runs; entered, it is registered.
 
         ``metrics_labels`` are further labels of its metrics. Requests are decoded to
-        ``request_type``, or to plain lists, maps and numbers.
+        ``request_type``, or to plain lists, maps and numbers. With a ``card`` frontends offer
+        its model (:func:`~dynamo_trio.models.card_builder.make_card`).
 
         Leaving the block waits for nothing: requests that still run are cancelled.
         The orderly way out is the lifecycle's, which waits before this block is left.
@@ -239,6 +244,7 @@ class Endpoint:
             with runtime.serves(instance):
                 try:
                     if card is not None:
+                        runtime.offer_card(card)
                         await runtime.discovery.register(card)
                     await runtime.register(instance)
                     yield instance

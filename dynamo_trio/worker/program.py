@@ -80,17 +80,18 @@ class Program:
         return 0
 
     async def _inside(self, services: trio.Nursery) -> None:
-        base_url = await serve_status(self.status, services, self.config)
+        await serve_status(self.status, services, self.config)
         path = await find_model(self.start, self._hurry)
         model = await read_model(self.config, path)
         async with open_worker_runtime(self.config, self.status) as runtime:
-            await self._serve(runtime, model, base_url)
+            await self._serve(runtime, model)
 
-    async def _serve(self, runtime: DistributedRuntime, model: Model, base_url: str | None) -> None:
+    async def _serve(self, runtime: DistributedRuntime, model: Model) -> None:
         async with trio.open_nursery() as nursery:
             engine = await load_engine(self.start, nursery, model)
-            card = await read_card(self.config, engine.info, model, runtime.instance_id, base_url)
-            self.status.cards.offer(card)
+            card = await read_card(
+                self.config, engine.info, model, runtime.instance_id, runtime.status_url
+            )
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card
             )

@@ -55,12 +55,16 @@ class WorkerStatus:
     #: None until it is open: then there are no endpoints, metrics and engine routes yet.
     runtime: DistributedRuntime | None = None
     cards: CardServer = attrs.field(factory=CardServer)
+    #: Where other machines reach the status server; None: it has no port.
+    url: str | None = None
     #: When the process began, by time.monotonic().
     began: float = attrs.field(factory=time.monotonic)
 
     def attach(self, runtime: DistributedRuntime) -> None:
         """The runtime is open; called once."""
         self.runtime = runtime
+        runtime.status_url = self.url
+        runtime.offer_card = self.cards.offer
 
     @property
     def stage(self) -> Stage:

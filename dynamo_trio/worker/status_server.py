@@ -24,16 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dynamo_trio.worker")
 
 
-async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Config) -> str | None:
+async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Config) -> None:
     """Serve until ``services`` ends, if the settings ask for it (``DYN_SYSTEM_PORT``).
-
-    Returns the URL at which other machines reach the server.
 
     Raises:
         PortInUse, ConfigError: the port cannot be listened on.
     """
     if config.system_port < 0:
-        return None
+        return
     host, told = listening_host(config.system_host, "DYN_SYSTEM_HOST")
     listeners = await open_listeners(host, config.system_port, setting="system")
     port = listeners[0].socket.getsockname()[1]
@@ -42,7 +40,7 @@ async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Con
     server = await services.start(status.lifecycle.supervise, serve)
     status.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
     logger.info("status server on %s", _authority(host, port))
-    return f"http://{_authority(told, port)}"
+    status.url = f"http://{_authority(told, port)}"
 
 
 @asynccontextmanager

@@ -328,6 +328,25 @@ async def test_a_card_can_be_fetched_from_its_worker(tmp_path: Path) -> None:
         assert (fetched / file.name).read_bytes() == file.read_bytes()
 
 
+async def test_the_files_of_a_card_that_is_served_are_offered(tmp_path: Path) -> None:
+    site = make_site()
+    site.status.url = "http://w"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(site.lifecycle.run)
+        async with open_runtime(site.lifecycle) as runtime:
+            site.status.attach(runtime)
+            assert runtime.status_url == "http://w"
+            folder = make_model_folder(tmp_path)
+            card = make_card(
+                folder, name="tiny", endpoint=GENERATE, instance_id=7, base_url=runtime.status_url
+            )
+            assert (await site.http.get(f"{BASE}/config.json")).status_code == 404
+            async with runtime.endpoint(str(GENERATE)).serving(generate, card=card):
+                answer = await site.http.get(f"{BASE}/config.json")
+            nursery.cancel_scope.cancel()
+    assert answer.content == (folder / "config.json").read_bytes()
+
+
 async def test_files_are_octets(tmp_path: Path) -> None:
     site = make_site()
     offer(site, make_model_folder(tmp_path))
