@@ -8,9 +8,14 @@ and renamed, so readers see it whole or not at all. It lives as long as its time
 fresh: its owner touches it every third of the time-to-live.
 
 One task, :meth:`FileStore.tend`, does it all in rounds of at most a second, in this order:
-own files are touched or looked for (one that is missing is lost), then, every third of the
-time-to-live, files that nobody touches are deleted. So a process that was frozen touches its
-own files before it judges anybody else's.
+own files are touched or looked at (one that is missing, or that somebody else wrote to, is
+lost), then, every third of the time-to-live, files that nobody touches are deleted. So a
+process that was frozen touches its own files before it judges anybody else's.
+
+Nobody is judged by a round in which the store was not known to take touches: it is full,
+read-only, or hangs, and those who live cannot show it. So each round first touches own files
+or, where there are none, one made for that; if it fails, or the round takes long, all that
+was seen of others counts no more. While it fails it is tried again every second.
 
 Every access is made in a thread, which is left alone if the caller is cancelled: a network
 mount may hang for minutes.
@@ -29,9 +34,10 @@ import attrs
 import trio
 
 from dynamo_trio.discovery import files
-from dynamo_trio.discovery.backoff import Backoff
-from dynamo_trio.discovery.file_view import Expiry, Rounds
+from dynamo_trio.discovery.backoff import TELL_EVERY, Backoff
+from dynamo_trio.discovery.file_view import LATE, Expiry, Rounds
 from dynamo_trio.discovery.file_watch import open_file_watch
+from dynamo_trio.discovery.own_file import DELETED, OwnFile, inspect
 from dynamo_trio.discovery.records import random_instance_id
 from dynamo_trio.discovery.store import Store, StoreKey, StoreWatch
 from dynamo_trio.discovery.stored import open_stored_discovery
@@ -52,6 +58,9 @@ logger = logging.getLogger("dynamo_trio.discovery")
 CHECK_EVERY = 1.0
 #: Names of deleted files in one line of the log.
 MAX_TOLD = 8
+#: How often the log hears that the store takes no touches, in seconds, of a process that has
+#: nothing to touch. It may have been given a read-only directory on purpose.
+TELL_EVERY_IDLE = 60.0
 #: At the end own files are deleted within this, in seconds.
 FAREWELL = 1.0
 
@@ -81,18 +90,6 @@ async def in_thread(call: Callable[[], T], /) -> T:
 
 
 @attrs.define(eq=False)
-class _OwnFile:
-    path: Path
-    #: Set by whoever wants it no more; seen by a thread that is still writing it.
-    withdrawn: bool = False
-
-    def write(self, value: bytes, wall: float) -> None:
-        files.write(self.path, value, wall)
-        if self.withdrawn:
-            files.remove(self.path)
-
-
-@attrs.define(eq=False)
 class FileStore(Store):
     """Made by :func:`open_file_store`."""
 
@@ -102,7 +99,7 @@ class FileStore(Store):
     _run: Runner = in_thread
     _instance_id: int = attrs.field(factory=random_instance_id)
     #: Invariant: exactly the files that this process touches.
-    _owned: dict[StoreKey, _OwnFile] = attrs.field(factory=dict)
+    _owned: dict[StoreKey, OwnFile] = attrs.field(factory=dict)
     _lost: set[StoreKey] = attrs.field(factory=set)
     _something_lost: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     #: One for every bucket that was ever used here.
@@ -110,17 +107,23 @@ class FileStore(Store):
     _rounds: Rounds = attrs.field(factory=lambda: Rounds(CHECK_EVERY))
     #: When own files are touched and others judged next, on the Trio clock.
     _due: float = -math.inf
+    #: When the round that is under way began, on the Trio clock.
+    _round_began: float | None = None
     _trouble: Backoff = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._trouble = Backoff(f"the files in {self._settings.root} cannot be kept alive")
+        root = self._settings.root
+        self._trouble = Backoff(
+            f"cannot write to {root}; our records there grow old, and those of the dead stay",
+            f"can write to {root} again",
+        )
 
     @property
     def instance_id(self) -> int:
         return self._instance_id
 
     def _directory(self, bucket: str) -> Path:
-        self._expiry.setdefault(bucket, Expiry(self._settings.ttl))
+        self._expiry.setdefault(bucket, Expiry())
         return self._settings.root / bucket
 
     def _path(self, at: StoreKey) -> Path:
@@ -135,11 +138,15 @@ class FileStore(Store):
     # --- the interface --------------------------------------------------------------------
 
     async def put(self, at: StoreKey, value: bytes) -> None:
-        own = _OwnFile(self._path(at))
+        own, before = OwnFile(self._path(at), value), self._owned.get(at)
+        if before is not None:
+            before.changing = True
         try:
-            await self._io(partial(own.write, value, self._wall()))
+            await self._io(partial(own.write, self._wall()))
         except BaseException:
             own.withdrawn = True
+            if before is not None:
+                before.changing = False
             raise
         self._owned[at] = own
 
@@ -166,45 +173,89 @@ class FileStore(Store):
     async def tend(self) -> None:
         """Keep own files alive and delete those of the dead, for ever."""
         while True:
-            await self._round()
+            self._round_began = trio.current_time()
+            await self._round(self._round_began)
+            self._round_began = None
             next_check = trio.current_time() + CHECK_EVERY
             await trio.sleep_until(min(next_check, self._due))
 
-    async def _round(self) -> None:
-        now = trio.current_time()
+    async def tell_of_silence(self) -> None:
+        """Tell the log of a store that does not answer, for ever."""
+        while True:
+            began = self._round_began
+            if began is not None and trio.current_time() > began + LATE:
+                self._failed(TimeoutError("it does not answer"), began)
+            await trio.sleep(CHECK_EVERY)
+
+    async def _round(self, now: float) -> None:
         if self._rounds.begin(now, self._wall()):
-            self._forget()
-            self._due = now
+            self._doubt(now)
         if now < self._due:
-            await self._check(files.is_there)
+            if await self._look_after(OwnFile.examine) is None:
+                self._doubt(now + CHECK_EVERY)
             return
         self._due = now + self._settings.touch_every
-        await self._check(partial(files.touch, now=self._wall()))
+        if not await self._touch():
+            self._doubt(now + CHECK_EVERY)
+            return
         for bucket, expiry in list(self._expiry.items()):
-            await self._expire(bucket, expiry)
+            await self._expire(bucket, expiry, now)
 
-    def _forget(self) -> None:
+    def _doubt(self, due: float) -> None:
+        """Others may have been unable to touch their files; what was seen counts no more.
+
+        ``due``: when own files are touched next, on the Trio clock.
+        """
+        self._due = due
         for expiry in self._expiry.values():
             expiry.forget()
 
-    async def _check(self, keep: Callable[[Path], bool]) -> None:
-        """Look after own files; note those that are gone."""
-        owned = dict(self._owned)
+    def _failed(self, reason: Exception, since: float | None = None) -> None:
+        self._trouble.tell_every = TELL_EVERY if self._owned else TELL_EVERY_IDLE
+        self._trouble.failed(reason, since)
+
+    async def _touch(self) -> bool:
+        """Touch own files. True: the store is known to take touches."""
+        touch = partial(OwnFile.touch, wall=self._wall())
+        touched = await self._look_after(touch)
+        if touched is None:
+            return False
+        directories = [self._settings.root / bucket for bucket in self._expiry]
         try:
-            gone = await self._io(lambda: [at for at, own in owned.items() if not keep(own.path)])
-        except StoreUnavailable as exc:  # not lost: nobody knows
-            self._trouble.failed(exc)
-            return
+            await self._io(partial(files.require_writable, directories))
+            if not touched:
+                await self._io(partial(files.probe, self._settings.root))
+        except StoreUnavailable as exc:
+            self._failed(exc)
+            return False
         self._trouble.worked()
-        # Those that were written or deleted meanwhile are another matter.
-        gone = [at for at in gone if self._owned.get(at) is owned[at]]
-        for at in gone:
-            del self._owned[at]
-        self._lost.update(gone)
+        return True
+
+    async def _look_after(self, look: Callable[[OwnFile], str | None]) -> int | None:
+        """Look at own files, and note those that are gone.
+
+        Returns how many are well; None: of some nobody knows.
+        """
+        owned = {at: own for at, own in self._owned.items() if not own.changing}
+        found = await self._run(partial(inspect, owned, look))
+        for at, reason in found.gone.items():
+            # Those that were written or deleted meanwhile are another matter.
+            if self._owned.get(at) is owned[at] and not owned[at].changing:
+                self._lose(at, reason)
+        if found.error is not None:
+            self._failed(found.error)
+            return None
+        return found.well
+
+    def _lose(self, at: StoreKey, reason: str) -> None:
+        own = self._owned.pop(at)
+        if reason is not DELETED:
+            logger.warning("%s is our record no more: %s", own.path, reason)
+        self._lost.add(at)
         self._something_lost.unpark_all()
 
-    async def _expire(self, bucket: str, expiry: Expiry) -> None:
-        """Delete the files that nobody keeps alive."""
+    async def _expire(self, bucket: str, expiry: Expiry, began: float) -> None:
+        """Delete the files that nobody keeps alive. ``began``: this round, on the Trio clock."""
         directory = self._settings.root / bucket
         own = {own.path.name for at, own in self._owned.items() if at.bucket == bucket}
         try:
@@ -212,9 +263,20 @@ class FileStore(Store):
         except StoreUnavailable:  # whoever watches it says so
             expiry.forget()
             return
-        old = expiry.judge({n: time for n, time in times.items() if n not in own}, self._wall())
-        if old:
-            gone = await self._io(partial(files.remove_older, directory, old))
+        left = began + LATE - trio.current_time()
+        if left < 0:  # others may have had to wait as long, and longer
+            expiry.forget()
+            return
+        dead = expiry.judge({name: time for name, time in times.items() if name not in own})
+        if dead:
+            until = time.monotonic() + left
+            self._tell(
+                bucket, await self._io(partial(files.remove_unchanged, directory, dead, until))
+            )
+
+    @staticmethod
+    def _tell(bucket: str, gone: list[str]) -> None:
+        if gone:
             shown = ", ".join(gone[:MAX_TOLD]) + (", ..." if len(gone) > MAX_TOLD else "")
             logger.info("deleted what nobody keeps alive in %s, %d: %s", bucket, len(gone), shown)
 
@@ -245,6 +307,7 @@ async def open_file_store(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(store.tend)
+            nursery.start_soon(store.tell_of_silence)
             try:
                 yield store
             finally:

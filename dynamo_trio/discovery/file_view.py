@@ -11,10 +11,13 @@ what is missing when it is back is held for a full time-to-live, as its owners, 
 it, need a moment to put it back.
 
 *Expiry.* Dynamo's processes delete, whoever owns it, each file that nobody has touched for
-a time-to-live, and nobody else would delete those of a process that died. So do we. But a
-process that was frozen, or whose clock was set, would take every file for old. So a file is
-deleted only after this process, awake, has seen it untouched over two whole rounds: nobody
-who lives is silent for that long.
+a time-to-live, and nobody else would delete those of a process that died. So do we. But what
+a time stamp says is the clock of whoever wrote it: compared with ours it makes every file old
+if ours is ahead, and keeps the dead for ever if theirs was. So it only matters whether it
+changes: a file is deleted after this process has seen the same time stamp over three whole
+rounds, which take a time-to-live by our own clock. All rounds are in vain, and are counted
+from none again, if the owners may have been unable to touch: this process was frozen (they
+may have been, too), or the store took no touches, or took its time.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
 
     from dynamo_trio.discovery.files import Content, Look
 
-#: Rounds over which a file must have been untouched before it is deleted.
-ROUNDS = 2
-#: A round that comes later than this was not ours to choose, in seconds: we were frozen.
+#: Rounds over which a file must have been untouched before it is deleted; a time-to-live.
+ROUNDS = 3
+#: A round that comes later than this was not ours to choose, in seconds: we were frozen. One
+#: that takes longer was the store's.
 LATE = 1.0
 
 
@@ -103,29 +107,22 @@ class BucketView:
 class Expiry:
     """Which files of one directory nobody keeps alive any more."""
 
-    ttl: float
     #: By file name: time of modification, and over how many rounds it has been the same.
     _seen: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
     def forget(self) -> None:
-        """What was seen counts no more: this process was frozen."""
+        """What was seen counts no more."""
         self._seen.clear()
 
-    def judge(self, times: Mapping[str, int], wall: float) -> dict[str, int]:
+    def judge(self, times: Mapping[str, int]) -> dict[str, int]:
         """One round: those to delete, with their times of modification.
 
-        ``times``: of modification, in nanoseconds by file name; ``wall``: seconds since the
-        epoch.
+        ``times``: of modification, in nanoseconds by file name.
         """
         self._seen = {
             name: (time, self._rounds(name, time)) for name, time in times.items() if _is_key(name)
         }
-        oldest = (wall - self.ttl) * 1e9
-        return {
-            name: time
-            for name, (time, rounds) in self._seen.items()
-            if time < oldest and rounds >= ROUNDS
-        }
+        return {name: time for name, (time, rounds) in self._seen.items() if rounds >= ROUNDS}
 
     def _rounds(self, name: str, time: int) -> int:
         before, rounds = self._seen.get(name, (time, -1))

@@ -131,7 +131,10 @@ async def open_file_watch(directory: Path, ttl: float, io: FileAccess) -> AsyncI
     view = BucketView(ttl)
     view.update(await io(partial(files.look, directory, {})), trio.current_time())
     watch = PushedWatch(view.values)
-    trouble = Backoff(f"{directory} cannot be read; what was in it counts on")
+    trouble = Backoff(
+        f"cannot read {directory}; the records last seen there stay in use, trying again",
+        f"can read {directory} again",
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_Follower(directory, view, io, watch.push, trouble).follow)
         try:

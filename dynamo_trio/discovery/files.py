@@ -5,6 +5,7 @@ Everything here blocks for as long as the file system does; it is called in thre
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 #: Names that begin so are being written; every reader ignores them.
@@ -40,6 +41,22 @@ class Stamp:
 
 
 @attrs.frozen
+class Mark:
+    """Tells whether somebody else has changed a file that only we touch.
+
+    Not the time of change, unlike a stamp: a rename may set that.
+    """
+
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Mark:
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@attrs.frozen
 class Content:
     """What a file held when it was read. ``stamp``: None if it must be read again."""
 
@@ -58,13 +75,13 @@ class Look:
 # --- writing -----------------------------------------------------------------------------
 
 
-def write(path: Path, value: bytes, now: float) -> None:
+def write(path: Path, value: bytes, now: float) -> Mark:
     """Let the file hold ``value``, and make its directory if need be. Readers never see half of it.
 
     ``now``: its time stamp, in seconds since the epoch.
 
     Raises:
-        OSError: it could not be written.
+        OSError: it could not be written, or a directory is in its place.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(TEMPORARY + secrets.token_hex(8))
@@ -72,10 +89,15 @@ def write(path: Path, value: bytes, now: float) -> None:
         with temporary.open("xb") as file:
             file.write(value)
         os.utime(temporary, (now, now))
+        mark = Mark.of(temporary.lstat())
         temporary.replace(path)
+    except IsADirectoryError as exc:
+        temporary.unlink(missing_ok=True)
+        raise IsADirectoryError(f"a directory is in its place; remove it: {path}") from exc
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return mark
 
 
 def remove(path: Path) -> None:
@@ -86,7 +108,7 @@ def remove(path: Path) -> None:
     """
     try:
         path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return
 
 
@@ -103,17 +125,49 @@ def touch(path: Path, now: float) -> bool:
     return True
 
 
-def is_there(path: Path) -> bool:
-    """Is the file there?
+def status(path: Path) -> os.stat_result | None:
+    """What is known of the file; None: it is not there.
 
     Raises:
         OSError: the file system does not answer as it should.
     """
     try:
-        path.lstat()
+        return path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return None
+
+
+def require_writable(directories: Iterable[Path]) -> None:
+    """See whether their entries may be changed; those that are not there are left out.
+
+    Raises:
+        PermissionError: this process may not write to one of them.
+        OSError: a file system is read-only, or does not answer as it should.
+    """
+    for directory in directories:
+        try:
+            if not os.access(directory, os.W_OK):
+                status = os.statvfs(directory)
+                read_only = status.f_flag & os.ST_RDONLY
+                number = errno.EROFS if read_only else errno.EACCES
+                raise OSError(number, os.strerror(number), str(directory))
+        except FileNotFoundError:
+            continue
+
+
+def probe(directory: Path) -> None:
+    """See whether a file in the directory can be made and touched just now.
+
+    Raises:
+        OSError: it cannot, or the directory is not there.
+    """
+    path = directory / (TEMPORARY + secrets.token_hex(8))
+    with path.open("xb"):
+        pass
+    try:
+        os.utime(path, (0, 0))
+    finally:
+        path.unlink(missing_ok=True)
 
 
 # --- reading -----------------------------------------------------------------------------
@@ -164,6 +218,15 @@ def _content(path: Path, status: os.stat_result, before: Content | None) -> Cont
         return before
 
 
+def read_value(path: Path) -> bytes:
+    """What the file holds, but no more than a little over :data:`MAX_VALUE` of it.
+
+    Raises:
+        OSError: it is not there, no plain file, or cannot be read.
+    """
+    return _read(path).value
+
+
 def _read(path: Path) -> Content:
     # What is not a plain file any more must neither be followed nor waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -186,17 +249,21 @@ def times(directory: Path) -> dict[str, int]:
     return {name: status.st_mtime_ns for name, status in statuses(directory)}
 
 
-def remove_older(directory: Path, times: Mapping[str, int]) -> list[str]:
+def remove_unchanged(directory: Path, times: Mapping[str, int], until: float) -> list[str]:
     """Delete the files that still have these times of modification. Returns their names.
 
-    ``times``: nanoseconds by file name.
+    ``times``: nanoseconds by file name; ``until``: the judgement holds so long, on the
+    monotonic clock. If the file system does not answer before, their owners may have been
+    unable to touch them.
     """
-    return [name for name, modified in times.items() if _remove_if(directory / name, modified)]
+    return [
+        name for name, modified in times.items() if _remove_if(directory / name, modified, until)
+    ]
 
 
-def _remove_if(path: Path, modified: int) -> bool:
+def _remove_if(path: Path, modified: int, until: float) -> bool:
     try:
-        if path.lstat().st_mtime_ns != modified:
+        if path.lstat().st_mtime_ns != modified or time.monotonic() > until:
             return False
         path.unlink()
     except OSError:  # somebody else was faster, or we may not

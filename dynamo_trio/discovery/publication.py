@@ -33,11 +33,16 @@ class Publication:
     failures: int = 0
     #: On the Trio clock.
     not_before: float = -math.inf
+    #: The log waits to hear that what was lost is back.
+    _healing: bool = False
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     _backoff: Backoff = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._backoff = Backoff(f"the discovery store does not take {self.at}")
+        self._backoff = Backoff(
+            f"cannot write {self.at} in the discovery store; trying again",
+            f"can write {self.at} in the discovery store again",
+        )
 
     # --- what is wanted -------------------------------------------------------------------
 
@@ -52,7 +57,13 @@ class Publication:
         self.settled = self.wanted is None
         self._gone()
         if not self.settled:
-            logger.warning("%s was lost; it is put back in %.0f s", self.at, self.quiet)
+            self._healing = True
+            logger.warning(
+                "our record %s was deleted or overwritten in the discovery store; it is published"
+                " again %s",
+                self.at,
+                f"in {self.quiet:.0f} s" if self.quiet else "at once",
+            )
         self._changed.unpark_all()
 
     async def publish(self, value: bytes) -> None:
@@ -108,9 +119,15 @@ class Publication:
             await self._pause(trio.current_time() + delay)
             return
         self._backoff.worked()
+        self._healed(value)
         # Something else may be wanted by now.
         self.settled = value == self.wanted
         self._changed.unpark_all()
+
+    def _healed(self, value: bytes | None) -> None:
+        if self._healing and value is not None:
+            logger.info("our record %s is published again", self.at)
+        self._healing = False
 
     async def _bring_about(self, value: bytes | None) -> None:
         if value is not None:

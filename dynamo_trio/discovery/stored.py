@@ -78,7 +78,10 @@ class StoredDiscovery(Discovery):
             yield _StoredWatch(kind, await self._open(bucket_of(kind), stack))
 
     async def _open(self, bucket: str, stack: AsyncExitStack) -> StoreWatch:
-        backoff = Backoff(f"the discovery store cannot be read ({bucket})")
+        backoff = Backoff(
+            f"cannot read {bucket} in the discovery store; trying again",
+            f"can read {bucket} in the discovery store",
+        )
         while True:
             try:
                 watch = await stack.enter_async_context(self._store.watch(bucket))

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,7 +81,7 @@ def test_what_is_not_there_can_be_removed_but_not_touched(tmp_path: Path) -> Non
     for path in (tmp_path / "a", tmp_path / "no" / "such", tmp_path / "file" / "below"):
         files.remove(path)
         assert not files.touch(path, NOW)
-        assert not files.is_there(path)
+        assert files.status(path) is None
 
 
 # --- looking -----------------------------------------------------------------------------
@@ -229,36 +230,46 @@ def test_another_directory_under_the_same_name_is_an_outage(view: BucketView) ->
 # --- expiry ------------------------------------------------------------------------------
 
 
-def rounds(expiry: Expiry, modified: dict[str, float], *walls: float) -> list[set[str]]:
-    times = {name: int(time * 1e9) for name, time in modified.items()}
-    return [set(expiry.judge(times, wall)) for wall in walls]
+def rounds(expiry: Expiry, *modified: dict[str, int]) -> list[set[str]]:
+    """What is deleted in each round; given what time stamps it sees."""
+    return [set(expiry.judge(times)) for times in modified]
 
 
-def test_a_file_that_nobody_touches_is_old_after_the_ttl() -> None:
-    """As soon as in a real process: its third round at the latest has seen it for so long."""
-    modified = {"dead": NOW}
-    walls = [NOW + 3.4, NOW + 6.7, NOW + 10.0, NOW + 10.1]
-    assert rounds(Expiry(TTL), modified, *walls) == [set(), set(), set(), {"dead"}]
+def test_a_file_that_nobody_touches_is_deleted_in_the_fourth_round() -> None:
+    """A round is a third of the time-to-live, so it was the same for as long as that."""
+    dead = {A: 1}
+    assert rounds(Expiry(), dead, dead, dead, dead) == [set(), set(), set(), {A}]
 
 
-def test_a_file_that_is_touched_is_never_old() -> None:
-    expiry = Expiry(TTL)
-    for turn in range(100):
-        wall = NOW + turn * 3.34
-        assert rounds(expiry, {"alive": wall - 3.3}, wall) == [set()]
+def test_a_file_that_is_touched_is_never_deleted() -> None:
+    assert not set().union(*rounds(Expiry(), *({A: turn} for turn in range(100))))
 
 
-def test_after_a_freeze_all_others_have_two_rounds_to_show_that_they_live() -> None:
-    expiry = Expiry(TTL)
-    rounds(expiry, {"a": NOW, "b": NOW}, NOW + 1, NOW + 2, NOW + 3)
+def test_one_touch_in_a_time_to_live_is_enough() -> None:
+    times = [{A: turn // 3} for turn in range(100)]
+    assert not set().union(*rounds(Expiry(), *times))
+
+
+@pytest.mark.parametrize("stamp", [0, -(10**18), 10**18, 4 * 10**18])
+def test_what_a_time_stamp_says_does_not_matter(stamp: int) -> None:
+    """It was made by another clock."""
+    alive = [{A: stamp + turn} for turn in range(20)]
+    assert not set().union(*rounds(Expiry(), *alive))
+    dead = [{A: stamp}] * 4
+    assert rounds(Expiry(), *dead)[-1] == {A}
+
+
+def test_what_was_seen_before_a_freeze_does_not_count() -> None:
+    expiry = Expiry()
+    rounds(expiry, *[{A: 1, B: 1}] * 3)
     expiry.forget()
-    assert rounds(expiry, {"a": NOW, "b": NOW}, NOW + 100, NOW + 103.3) == [set(), set()]
     # b was frozen like us, and touches its file a little later than we would.
-    assert rounds(expiry, {"a": NOW, "b": NOW + 103.4}, NOW + 106.6) == [{"a"}]
+    later = [{A: 1, B: 1}, {A: 1, B: 2}, {A: 1, B: 2}, {A: 1, B: 2}]
+    assert rounds(expiry, *later) == [set(), set(), set(), {A}]
 
 
-def test_a_file_from_the_future_is_not_old() -> None:
-    assert rounds(Expiry(TTL), {"a": NOW + 1000}, NOW, NOW + 3, NOW + 6) == [set()] * 3
+def test_a_file_with_another_name_is_not_deleted() -> None:
+    assert not set().union(*rounds(Expiry(), *[{"READ-ME": 1}] * 9))
 
 
 def test_a_late_round_is_noticed_on_either_clock() -> None:
@@ -276,7 +287,8 @@ def test_only_what_still_has_its_time_is_deleted(tmp_path: Path) -> None:
         files.write(tmp_path / name, b"value", NOW)
     times = {**files.times(tmp_path), "gone": 0}
     files.touch(tmp_path / "touched", NOW + 20)
-    assert files.remove_older(tmp_path, times) == ["dead"]
+    assert files.remove_unchanged(tmp_path, times, time.monotonic() - 1) == []
+    assert files.remove_unchanged(tmp_path, times, time.monotonic() + 60) == ["dead"]
     assert [path.name for path in tmp_path.iterdir()] == ["touched"]
 
 

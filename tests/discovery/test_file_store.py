@@ -11,7 +11,7 @@ import threading
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -25,63 +25,28 @@ from dynamo_trio.discovery import (
     files,
     open_file_discovery,
 )
-from dynamo_trio.discovery.file import CHECK_EVERY, FileStore, open_file_store
+from dynamo_trio.discovery.file import CHECK_EVERY, open_file_store
 from dynamo_trio.discovery.inotify import Inotify
 from dynamo_trio.discovery.spelling import spell, store_key
-from dynamo_trio.discovery.stored import QUIET, StoredDiscovery, open_stored_discovery
+from dynamo_trio.discovery.stored import QUIET
 from dynamo_trio.errors import FileUnusable, StoreUnavailable
-from dynamo_trio.wire.dynamo.keys import file_name
 from tests.discovery.backends import card, instance
+from tests.discovery.file_backend import (
+    KEY,
+    NOW,
+    TTL,
+    age,
+    discovery_in,
+    path_of,
+    store_in,
+    strangers_file,
+    wall,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from trio.testing import MockClock
-
-    from dynamo_trio.discovery import Record
-
-T = TypeVar("T")
-
-NOW = 1_700_000_000.0
-TTL = 10.0
-KEY = store_key(instance(1))
-
-
-def wall() -> float:
-    return NOW + trio.current_time()
-
-
-async def inline(call: Callable[[], T], /) -> T:
-    """In place of a thread, so that the fake clock does not run away meanwhile."""
-    await trio.lowlevel.checkpoint()
-    return call()
-
-
-@asynccontextmanager
-async def store_in(root: Path) -> AsyncIterator[FileStore]:
-    async with open_file_store(FileSettings(root), wall=wall, run=inline) as store:
-        yield store
-
-
-@asynccontextmanager
-async def discovery_in(root: Path) -> AsyncIterator[StoredDiscovery]:
-    async with store_in(root) as store, open_stored_discovery(store) as discovery:
-        yield discovery
-
-
-def path_of(root: Path, record: Record) -> Path:
-    at = store_key(record)
-    return root / at.bucket / file_name(at.key)
-
-
-def age(path: Path) -> float:
-    return wall() - path.stat().st_mtime
-
-
-def strangers_file(root: Path, record: Record, modified: float) -> Path:
-    path = path_of(root, record)
-    files.write(path, spell(record), modified)
-    return path
 
 
 # --- life --------------------------------------------------------------------------------
@@ -236,7 +201,7 @@ async def test_a_directory_that_is_lost_comes_back_and_nobody_notices(
         for number in (1, 2):
             assert path_of(root, card(number)).exists()
             assert path_of(root, instance(number)).exists()
-    assert "what was in it counts on" in caplog.text
+    assert "the records last seen there stay in use" in caplog.text
 
 
 async def test_after_an_outage_those_who_stay_away_are_told_gone(
@@ -267,15 +232,15 @@ async def test_a_directory_that_does_not_answer_loses_nothing(
             raise OSError("stale file handle")
 
         with monkeypatch.context() as broken:
-            for name in ("touch", "is_there", "times", "look"):
+            for name in ("touch", "status", "times", "look"):
                 broken.setattr(files, name, fail)
             with trio.move_on_after(60) as nothing:
                 await store.wait_lost()
         assert nothing.cancelled_caught
         await trio.sleep(TTL / 3 + 0.1)
         assert age(path_of(tmp_path, instance(1))) < TTL / 2
-    assert "cannot be kept alive (for 0 s; trying on): stale file handle" in caplog.text
-    assert caplog.text.count("trying on") < 20
+    assert "our records there grow old, and those of the dead stay: stale" in caplog.text
+    assert caplog.text.count("stale file handle") < 20
 
 
 # --- writing and reading -----------------------------------------------------------------
