@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,10 +11,11 @@ import attrs
 from dynamo_trio.engines import CoreSpec, Limits, StepCore, make_core
 from dynamo_trio.engines.faults import Fault
 from dynamo_trio.engines.vocabulary import AnyOf
-from dynamo_trio.errors import FileUnusable
+from dynamo_trio.errors import FileUnusable, LoadError
 from dynamo_trio.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dynamo_trio.config import Config
@@ -43,8 +45,20 @@ class Model:
         Raises:
             StartupError: it cannot be used.
         """
-        tokenizer = _tokenizer(config, path)
+        with naming_setting(config):
+            tokenizer = _tokenizer(config, path)
         return cls(model_name(config, path), path, tokenizer, config.context_tokens)
+
+
+@contextmanager
+def naming_setting(config: Config) -> Iterator[None]:
+    """Let the errors of a model's files begin with the setting that named the model."""
+    try:
+        yield
+    except (FileUnusable, LoadError) as exc:
+        if (setting := config.sources.get("model_path")) is None:
+            raise
+        raise type(exc)(f"{setting}: {exc}") from exc
 
 
 def model_name(config: Config, model_path: Path | None) -> str:

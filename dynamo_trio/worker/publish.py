@@ -13,7 +13,7 @@ from dynamo_trio.errors import ConfigError
 from dynamo_trio.models.card_builder import make_card
 from dynamo_trio.models.gguf_folder import gguf_folder
 from dynamo_trio.wire.dynamo.card import RuntimeConfig, format_model_types
-from dynamo_trio.worker.assembly import Model
+from dynamo_trio.worker.assembly import Model, naming_setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,20 +67,21 @@ def _make_card(
 ) -> ModelCard:
     folder = model.path
     assert folder is not None, "read_model has seen to it"
-    if folder.is_file():
-        folder = gguf_folder(folder, config.cache_dir, model.tokenizer)
-    return make_card(
-        folder,
-        name=model.name,
-        endpoint=config.endpoint_name,
-        instance_id=instance_id,
-        context_length=info.context_tokens,
-        kv_cache_block_size=info.kv_block_tokens,
-        runtime_config=RuntimeConfig(
-            total_kv_blocks=info.kv_blocks_total, max_num_seqs=info.max_running
-        ),
-        base_url=base_url,
-    )
+    with naming_setting(config):
+        if folder.is_file():
+            folder = gguf_folder(folder, config.cache_dir, model.tokenizer)
+        return make_card(
+            folder,
+            name=model.name,
+            endpoint=config.endpoint_name,
+            instance_id=instance_id,
+            context_length=info.context_tokens,
+            kv_cache_block_size=info.kv_block_tokens,
+            runtime_config=RuntimeConfig(
+                total_kv_blocks=info.kv_blocks_total, max_num_seqs=info.max_running
+            ),
+            base_url=base_url,
+        )
 
 
 def _offered(card: ModelCard, wanted: tuple[str, ...]) -> ModelCard:

@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     {"errors"},
     {"wire"},
-    {"config"},
+    {"config", "pem"},
     {"console", "context", "lifecycle", "tokenizers"},
     {"discovery", "engines", "http", "models", "plane", "process"},
     {"exposition", "work_metrics"},

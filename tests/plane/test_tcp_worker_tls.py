@@ -180,7 +180,7 @@ async def test_a_plain_client_is_not_let_in(files: Files, caplog: pytest.LogCapt
         await bench.peer.send(bench.peer.frame())
         assert isinstance(await bench.peer.next_ack(), Closed)
         assert not bench.endpoint.calls
-    assert "no TLS handshake" in caplog.text
+    assert "the TLS handshake failed" in caplog.text
 
 
 async def test_a_client_that_does_not_shake_hands_is_closed(files: Files) -> None:
@@ -206,7 +206,7 @@ async def test_mtls_lets_in_only_who_is_known(
         with pytest.raises(trio.BrokenResourceError):  # with TLS 1.3 it shows at the first read
             await peer.stream.receive_some()
         assert not endpoint.calls
-    assert "no TLS handshake" in caplog.text
+    assert "the TLS handshake failed" in caplog.text
 
 
 @pytest.mark.parametrize("peer_is", ["plain", "a stranger"])
@@ -310,6 +310,24 @@ async def test_unusable_files_are_named(tls: TlsSettings, name: str) -> None:
     with pytest.raises(FileUnusable, match=name):
         async with open_tcp_plane(settings_with(tls)):
             raise AssertionError("the settings cannot be used")
+
+
+@pytest.mark.parametrize("wrong", ["missing", "a certificate", "of another"])
+def test_of_a_certificate_and_its_key_the_wrong_one_is_named(
+    files: Files, tmp_path: Path, wrong: str
+) -> None:
+    other = trustme.CA().issue_cert("other").private_key_pem
+    other.write_to_path(tmp_path / "other.pem")
+    bad = {
+        "missing": tmp_path / "none",
+        "a certificate": files.cert,
+        "of another": tmp_path / "other.pem",
+    }[wrong]
+    with pytest.raises(FileUnusable, match=f"^DYN_TCP_TLS_KEY_PATH={bad}: must be the PEM key"):
+        listener_context(TlsSettings(cert=files.cert, key=bad))
+    no_certificate = files.key if wrong != "missing" else tmp_path / "none"
+    with pytest.raises(FileUnusable, match=f"^DYN_TCP_TLS_CERT_PATH={no_certificate}: must be a"):
+        listener_context(TlsSettings(cert=no_certificate, key=files.key))
 
 
 def test_a_locked_key_asks_nobody(files: Files, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_worker_without_a_model(fleet: Fleet) -> None:
 
 def test_a_model_folder_that_is_missing(fleet: Fleet, tmp_path: Path) -> None:
     server = fleet.start(WORKER, "--engine", "sim", "--model-path", str(tmp_path / "no"))
-    check_refusal(server, f"cannot start: {tmp_path}/no: ")
+    check_refusal(server, f"cannot start: --model-path: {tmp_path}/no: ")
 
 
 def test_a_model_folder_that_lacks_a_file(fleet: Fleet, tmp_path: Path) -> None:
@@ -75,8 +75,9 @@ def test_a_model_folder_that_lacks_a_file(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "half" / "tokenizer.json").write_bytes(
         (fleet.model / "tokenizer.json").read_bytes()
     )
-    server = fleet.start(WORKER, "--engine", "sim", "--model-path", str(tmp_path / "half"))
-    check_refusal(server, "cannot start: ", "config.json")
+    half = str(tmp_path / "half")
+    server = fleet.start(WORKER, "--engine", "sim", DYN_MODEL_PATH=half)
+    check_refusal(server, f"cannot start: DYN_MODEL_PATH: {half}/config.json: ")
     assert fleet.records("instances") == fleet.records("mdc") == []
 
 
@@ -135,7 +136,8 @@ def test_a_store_that_cannot_be_made(fleet: Fleet, module: str) -> None:
 def test_a_certificate_that_is_missing(fleet: Fleet) -> None:
     nowhere = str(fleet.folder / "no.pem")
     pair = {"DYN_TCP_TLS_CERT_PATH": nowhere, "DYN_TCP_TLS_KEY_PATH": nowhere}
-    check_refusal(fleet.worker(ready=False, **pair), "cannot start: ", nowhere)
+    server = fleet.worker(ready=False, **pair)
+    check_refusal(server, f"cannot start: DYN_TCP_TLS_CERT_PATH={nowhere}: must be")
 
 
 # --- what is asked for and not started ------------------------------------------------------

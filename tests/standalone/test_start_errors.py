@@ -92,7 +92,7 @@ def test_a_model_that_is_missing(start: Start, tmp_path: Path, engine: str) -> N
     path = tmp_path / "no-such.gguf"
     server = start("--engine", engine, "--model-path", str(path), ready=False)
     assert server.end() == 64
-    assert f"cannot start: {path}" in server.log
+    assert f"cannot start: --model-path: {path}: no such file or folder" in server.log
     assert "Traceback" not in server.log
     assert server.report["exit_code"] == 64
 
@@ -101,7 +101,7 @@ def test_a_model_that_is_a_folder(start: Start, tmp_path: Path) -> None:
     server = start("--model-path", str(tmp_path), ready=False)
     assert server.end() == 64
     words = f"{tmp_path} is a folder; the llama engine needs a .gguf file"
-    assert f"cannot start: {words}" in server.log
+    assert f"cannot start: --model-path: {words}" in server.log
     assert "Traceback" not in server.log
 
 

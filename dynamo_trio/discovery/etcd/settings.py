@@ -9,6 +9,7 @@ import attrs
 import httpx
 
 from dynamo_trio.errors import ConfigError, FileUnusable
+from dynamo_trio.pem import load_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,11 +125,13 @@ class EtcdSettings:
         """
         context = _verifying(self.ca)
         if self.cert is not None and self.key is not None:
-            try:
-                context.load_cert_chain(self.cert, self.key)
-            except OSError as exc:  # ssl.SSLError is one
-                names = f"ETCD_AUTH_CLIENT_CERT={self.cert}, ETCD_AUTH_CLIENT_KEY={self.key}"
-                raise FileUnusable(f"{names}: no certificate with its key: {exc}") from exc
+            load_identity(
+                context,
+                self.cert,
+                self.key,
+                cert_setting="ETCD_AUTH_CLIENT_CERT",
+                key_setting="ETCD_AUTH_CLIENT_KEY",
+            )
         return context
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from dynamo_trio.errors import ConfigError, FileUnusable
+from dynamo_trio.pem import load_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,16 +117,10 @@ def _load_identity(
     context: ssl.SSLContext, cert: Path | None, key: Path | None, whose: str
 ) -> None:
     assert cert is not None
-    try:
-        # A key that is locked would make OpenSSL ask on the terminal.
-        context.load_cert_chain(cert, key, password=_no_password)
-    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
-        names = f"{_PREFIX}{whose}CERT_PATH={cert}, {_PREFIX}{whose}KEY_PATH={key}"
-        raise FileUnusable(f"{names}: must be a PEM certificate and its key: {exc}") from exc
-
-
-def _no_password() -> str:
-    raise ValueError("the key is locked with a password")
+    assert key is not None
+    prefix = f"{_PREFIX}{whose}"
+    names = {"cert_setting": f"{prefix}CERT_PATH", "key_setting": f"{prefix}KEY_PATH"}
+    load_identity(context, cert, key, **names)
 
 
 def _load_authority(context: ssl.SSLContext, path: Path, name: str) -> None:
