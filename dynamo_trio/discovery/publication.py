@@ -31,6 +31,8 @@ class Publication:
     settled: bool = True
     #: Failed attempts at what is wanted now.
     failures: int = 0
+    #: Somebody waited for the withdrawal that is wanted now, and gave up.
+    _was_left: bool = False
     #: On the Trio clock.
     not_before: float = -math.inf
     #: The log waits to hear that what was lost is back.
@@ -50,6 +52,7 @@ class Publication:
         """Let this stand there; None: nothing."""
         if value != self.wanted:
             self.wanted, self.settled, self.failures = value, False, 0
+            self._was_left = False
             self._changed.unpark_all()
 
     def lost(self) -> None:
@@ -85,9 +88,18 @@ class Publication:
     async def withdraw(self) -> None:
         """Let nothing stand there, and wait until that was tried once; it is tried on."""
         self.want(None)
-        await trio.lowlevel.checkpoint()
-        while self.wanted is None and not self.settled and not self.failures:
-            await self._changed.park()
+        try:
+            await trio.lowlevel.checkpoint()
+            while self.wanted is None and not self.settled and not self.failures:
+                await self._changed.park()
+        except trio.Cancelled:
+            self._was_left = self.wanted is None and not self.settled
+            raise
+
+    @property
+    def is_overdue(self) -> bool:
+        """It is to be withdrawn, and the store does not let it: it failed, or hangs."""
+        return self.wanted is None and not self.settled and (self.failures > 0 or self._was_left)
 
     # --- how it comes about ---------------------------------------------------------------
 

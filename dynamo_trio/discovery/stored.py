@@ -65,9 +65,15 @@ class StoredDiscovery(Discovery):
         await self._publication(store_key(record)).publish(spell(record))
 
     async def unregister(self, record: Record) -> None:
-        """Withdraw a record. If the store is away it is withdrawn as soon as it is back."""
+        """Withdraw a record. If the store is away it is withdrawn as soon as it is back.
+
+        Only the first to meet such a store waits for it: a stop must not wait once for each.
+        """
         publication = self._publications.get(store_key(record))
         if publication is None:
+            await trio.lowlevel.checkpoint()
+        elif any(other.is_overdue for other in self._publications.values()):
+            publication.want(None)
             await trio.lowlevel.checkpoint()
         else:
             await publication.withdraw()

@@ -119,8 +119,13 @@ class EtcdServer:
     async def delete(self, key: str) -> None:
         await self.call("/v3/kv/deleterange", {"key": b64(key)})
 
-    async def put(self, key: str, value: str) -> None:
-        await self.call("/v3/kv/put", {"key": b64(key), "value": b64(value)})
+    async def put(self, key: str, value: str, lease: int = 0) -> None:
+        body = {"key": b64(key), "value": b64(value), "lease": str(lease)}
+        await self.call("/v3/kv/put", body)
+
+    async def value(self, key: str) -> bytes:
+        [kv] = (await self.call("/v3/kv/range", {"key": b64(key)}))["kvs"]
+        return base64.b64decode(kv["value"])
 
     async def keys(self) -> dict[str, int]:
         """All keys, with the leases on which they hang."""

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trustme
 
-from dynamo_trio.discovery.etcd import EtcdSettings, EtcdStore, open_etcd_store
+from dynamo_trio.discovery.etcd import EtcdSettings, EtcdStore, open_etcd_discovery, open_etcd_store
 from dynamo_trio.discovery.store import StoreKey, StorePut
 from dynamo_trio.errors import StoreRefused, StoreUnavailable
 from tests.discovery.etcd_server import EtcdServer, open_etcd
@@ -75,6 +75,21 @@ async def test_a_wrong_password_ends_the_start(guarded: EtcdServer) -> None:
     with pytest.raises(StoreRefused, match=r"user 'dynamo'.*authentication failed"):
         async with open_etcd_store(settings_for(guarded, "wrong")):
             pass
+
+
+async def test_no_password_and_no_permission_end_the_start(guarded: EtcdServer) -> None:
+    settings = attrs.evolve(settings_for(guarded), username=None, password=None)
+    with pytest.raises(StoreRefused, match=r"user name is empty; .*ETCD_AUTH_USERNAME"):
+        async with open_etcd_discovery(settings):
+            pass
+    token = await root_token(guarded)
+    await guarded.call("/v3/auth/user/add", {"name": "low", "password": "x"}, token)
+    settings = attrs.evolve(settings_for(guarded), username="low", password="x")
+    with pytest.raises(StoreRefused, match=r"permission denied; user 'low'.*v1/"):
+        async with open_etcd_discovery(settings):
+            pass
+    async with open_etcd_discovery(settings_for(guarded)) as discovery:
+        assert discovery.assign_instance_id() > 0
 
 
 async def test_no_password_is_refused_at_the_first_thing_that_needs_one(

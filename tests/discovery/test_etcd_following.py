@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from dynamo_trio.discovery.store import StoreWatch
+    from tests.discovery.fake_etcd import Answer
 
 GRANT, KEEP, LOOK = "/v3/lease/grant", "/v3/lease/keepalive", "/v3/lease/timetolive"
 RANGE, WATCH, REVOKE = "/v3/kv/range", "/v3/watch", "/v3/lease/revoke"
@@ -45,14 +46,27 @@ def quiet_etcd(**more: Any) -> FakeEtcd:
     answers = {
         GRANT: says_json({"ID": "7", "TTL": "10"}),
         KEEP: ALIVE,
-        LOOK: says_json({"TTL": "9", "keys": [b64(f"{BUCKET}/a")]}),
+        LOOK: says_json({"TTL": "9"}),
         REVOKE: says("{}"),
         RANGE: says_json(A_IS_THERE),
         WATCH: streams(CREATED, then_hang=True),
-        TXN: says_json({"header": {"revision": "6"}, "succeeded": True}),
+        TXN: transacts(mod_revision=6),
         PUT: says_json({"header": {"revision": "7"}}),
     }
     return FakeEtcd(answers)
+
+
+def transacts(*, mod_revision: int, lease: int = 7) -> Answer:
+    """Creates what is to be created, with revision 6; shows the key "a" to who looks at it."""
+    created = says_json({"header": {"revision": "6"}, "succeeded": True})
+    kv = {"key": b64(f"{BUCKET}/a"), "mod_revision": str(mod_revision), "lease": str(lease)}
+    looked = says_json({"responses": [{"response_range": {"kvs": [kv] if mod_revision else []}}]})
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        is_look = "compare" not in json.loads(await request.aread())
+        return await (looked if is_look else created)(request)
+
+    return answer
 
 
 @attrs.define(eq=False)
@@ -113,12 +127,13 @@ async def test_an_outage_is_told_at_once_and_then_now_and_again(
     caplog.set_level("INFO")
     contact = Contact(SETTINGS)
     for _ in range(200):
-        contact.failed("refused")
+        contact.failed("lease", "refused")
         mock_clock.jump(0.1)
-    contact.heard()
+    contact.heard("lease")
     messages = [record.getMessage() for record in caplog.records]
-    assert [text.split(" s ")[0] for text in messages[:4]] == [
-        f"etcd has been failing for {n}" for n in (0, 5, 10, 15)
+    assert messages[0] == "etcd fails (refused); trying on"  # nothing was ever known of it
+    assert [text.split(" s ")[0] for text in messages[1:4]] == [
+        f"etcd has been failing for {n}" for n in (5, 10, 15)
     ]
     assert messages[4:] == ["etcd answers again after 20.0 s"]
 
@@ -129,10 +144,39 @@ async def test_a_store_that_flaps_does_not_fill_the_log(
     caplog.set_level("INFO")
     contact = Contact(SETTINGS)
     for _ in range(100):
-        contact.failed("reset")
-        contact.heard()
+        contact.failed("lease", "reset")
+        contact.heard("lease")
         mock_clock.jump(0.1)
     assert len(caplog.records) <= 2 * 2
+
+
+async def test_a_part_that_fails_beside_others_that_do_not_makes_one_story(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    contact = Contact(SETTINGS)
+    for _ in range(12):
+        contact.heard("lease")
+        contact.failed("v1/mdc", "permission denied")
+        contact.failed("v1/instances", "permission denied")
+        mock_clock.jump(1.0)
+    for part in ("v1/mdc", "lease", "v1/instances"):
+        contact.heard(part)
+    why = "(permission denied); what was last known of it stays in use"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"etcd fails {why}",
+        f"etcd has been failing for 5 s {why}",
+        f"etcd has been failing for 10 s {why}",
+        "etcd answers again after 12.0 s",
+    ]
+
+
+async def test_only_the_time_when_it_is_there_counts(mock_clock: MockClock) -> None:
+    contact = Contact(SETTINGS)
+    for pause in (2.0, 3.0, 4.1, 60.0, 1.0):
+        mock_clock.jump(pause)
+        contact.heard()
+    assert contact.seconds_there == pytest.approx(6.0)
 
 
 def test_pauses_grow_to_their_cap_and_differ() -> None:
@@ -223,16 +267,75 @@ async def test_a_put_that_meets_a_lost_lease_hurries_the_keeper(autojump_clock: 
         assert fake.count(GRANT) == 2
 
 
-async def test_a_key_that_a_stranger_deleted_is_told_within_a_pulse(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize(
+    "found",
+    [{"mod_revision": 0}, {"mod_revision": 6, "lease": 8}, {"mod_revision": 9}],
+    ids=["deleted", "on another lease", "overwritten on our own"],
+)
+async def test_what_a_stranger_did_to_a_key_is_told_within_a_pulse(
+    autojump_clock: MockClock, found: dict[str, int]
 ) -> None:
     fake = quiet_etcd()
     async with open_etcd_store(SETTINGS, fake) as store:
         await store.put(AT, b"1")
         await trio.sleep(20.0)
-        fake.answers[LOOK] = says_json({"TTL": "9"})
+        fake.answers[TXN] = transacts(**found)
         assert await store.wait_lost() == {AT}
         assert trio.current_time() <= 20.0 + SETTINGS.pulse + 0.1
+
+
+async def test_a_write_whose_answer_is_on_its_way_is_no_strangers(
+    autojump_clock: MockClock,
+) -> None:
+    """Nor is one whose answer was lost."""
+    fake, lost = quiet_etcd(), list[frozenset[StoreKey]]()
+
+    async def note_losses() -> None:
+        lost.append(await store.wait_lost())
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        fake.answers[TXN] = transacts(mod_revision=7)
+        await trio.sleep(4.0)
+        return await says_json({"header": {"revision": "7"}})(request)
+
+    async with open_etcd_store(SETTINGS, fake) as store, trio.open_nursery() as nursery:
+        nursery.start_soon(note_losses)
+        await store.put(AT, b"1")
+        fake.answers[PUT] = in_turn(slow, breaks)
+        await store.put(AT, b"2")
+        await trio.sleep(10.0)
+        fake.answers[TXN] = transacts(mod_revision=8)
+        with pytest.raises(StoreUnavailable):
+            await store.put(AT, b"3")
+        await trio.sleep(10.0)
+        assert not lost
+        nursery.cancel_scope.cancel()
+
+
+async def test_many_keys_are_looked_at_in_several_transactions(autojump_clock: MockClock) -> None:
+    fake = quiet_etcd()
+    async with open_etcd_store(SETTINGS, fake) as store:
+        for number in range(250):
+            store._keeper.owned.add(StoreKey(BUCKET, str(number)))
+        assert len(await store.wait_lost()) == 100
+        await trio.sleep(0.1)
+    sizes = [len(asked.body["success"]) for asked in fake.asked if asked.path == TXN]
+    assert sizes == [100, 100, 50]
+
+
+@pytest.mark.parametrize("user", [{}, {"username": "low", "password": "x"}], ids=["none", "low"])
+async def test_who_may_not_read_does_not_start(
+    autojump_clock: MockClock, user: dict[str, Any]
+) -> None:
+    fake = quiet_etcd()
+    fake.answers["/v3/auth/authenticate"] = says_json({"token": "t"})
+    fake.answers[RANGE] = refuses("etcdserver: permission denied", 7, 403)
+    settings = attrs.evolve(SETTINGS, **user)
+    with pytest.raises(StoreRefused, match=r"permission denied.*ETCD_AUTH_USERNAME"):
+        async with open_etcd_store(settings, fake, buckets=["v1/mdc", BUCKET]):
+            pass
+    assert trio.current_time() == 0.0
+    assert fake.count(GRANT) == 0  # so nothing is left behind
 
 
 async def test_a_silent_store_is_asked_again_but_not_without_pause(
@@ -244,7 +347,7 @@ async def test_a_silent_store_is_asked_again_but_not_without_pause(
         before = len(fake.asked)
         await trio.sleep(60.0)
         assert 60 <= len(fake.asked) - before <= 150
-    told = [r for r in caplog.records if "failing" in r.getMessage()]
+    told = [r for r in caplog.records if "etcd " in r.getMessage()]
     assert 11 <= len(told) <= 14
 
 
@@ -278,6 +381,61 @@ async def test_a_removal_after_an_outage_is_told_when_it_stayed_away(
         with trio.fail_after(60):
             assert await watch.next_change() == StoreRemoved("a")
         assert trio.current_time() == pytest.approx(16.0 + SETTINGS.hold, abs=SETTINGS.pulse + 1)
+
+
+async def test_outages_do_not_make_the_dead_live_longer(autojump_clock: MockClock) -> None:
+    """The store is away for 5.5 s of every 17.5; the key goes after the first outage."""
+    fake, pipes = quiet_etcd(), [Pipe.make() for _ in range(20)]
+    nothing = {"header": {"revision": "6"}}
+    fake.answers[RANGE] = in_turn(*[says_json(A_IS_THERE)] * 2, says_json(nothing))
+    fake.answers[WATCH] = in_turn(*(pipe.answer for pipe in pipes))
+
+    async def flap() -> None:
+        while True:
+            fake.answers[KEEP] = breaks
+            await trio.sleep(5.5)
+            fake.answers[KEEP] = ALIVE
+            await trio.sleep(12.0)
+
+    async with open_watch(fake) as (_, watch), trio.open_nursery() as nursery:
+        await trio.sleep(0.1)
+        nursery.start_soon(flap)
+        await trio.sleep(7.0)
+        pipes[1].write(events=[DELETED])
+        with trio.fail_after(60.0):
+            assert await watch.next_change() == StoreRemoved("a")
+        # 18 s of its presence, in which it is away for 5.5 s, and is not believed for up to 3 s.
+        assert 7.0 + SETTINGS.hold <= trio.current_time() <= 7.0 + SETTINGS.hold + 12.0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("revision", "our_lease", "at_once"),
+    [("9", "9", True), ("9", "-1", False), ("2", "9", False)],
+    ids=["the same store", "it lost our lease", "it lost history"],
+)
+async def test_a_watch_that_broke_off_alone_casts_no_doubt(
+    autojump_clock: MockClock, revision: str, our_lease: str, at_once: bool
+) -> None:
+    fake, after = quiet_etcd(), {"header": {"revision": revision}}
+    fake.answers[LOOK] = says_json({"TTL": our_lease})
+    fake.answers[RANGE] = in_turn(says_json(A_IS_THERE), says_json(after))
+    fake.answers[WATCH] = in_turn(streams(CREATED), streams(CREATED, then_hang=True))
+    async with open_watch(fake) as (_, watch):
+        assert await watch.next_change() == StoreRemoved("a")
+        took = trio.current_time()
+    assert took < 1.0 if at_once else SETTINGS.hold <= took <= SETTINGS.hold + 2 * SETTINGS.pulse
+
+
+async def test_a_store_that_lost_our_lease_is_in_doubt(autojump_clock: MockClock) -> None:
+    """Before it is granted again, when it would seem to have been there all the time."""
+    fake = quiet_etcd()
+    async with open_etcd_store(SETTINGS, fake) as store:
+        fake.answers[KEEP] = in_turn(GONE, ALIVE)
+        fake.answers[GRANT] = in_turn(breaks)
+        await trio.sleep(SETTINGS.pulse + 0.1)
+        assert store._contact.in_doubt
+        assert not store._contact.is_away
 
 
 async def test_a_removal_in_the_dark_waits_and_what_comes_back_was_never_gone(

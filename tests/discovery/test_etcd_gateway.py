@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 import trio
 
-from dynamo_trio.discovery.etcd import messages
+from dynamo_trio.discovery.etcd import EtcdSettings, messages
+from dynamo_trio.discovery.etcd.gateway import open_gateway
 from dynamo_trio.discovery.etcd.messages import keep_alive, watch
 from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
 from tests.discovery.fake_etcd import (
@@ -73,6 +75,34 @@ async def test_all_endpoints_and_their_reasons_are_named() -> None:
     fake = FakeEtcd({"b": refuses("etcdserver: no leader", 14, 503)})
     async with open_fake(fake, *AB) as gateway:
         with pytest.raises(StoreUnavailable, match=r"http://a: .*refused; http://b: .*no leader"):
+            await gateway.ask(keep_alive(7))
+
+
+async def test_what_keeps_from_connecting_is_said_once() -> None:
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}"
+        async with open_gateway(EtcdSettings(endpoints=(url,))) as gateway:
+            with pytest.raises(StoreUnavailable) as caught:
+                await gateway.ask(keep_alive(7))
+    assert str(caught.value) == f"{url}: cannot connect: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (httpx.ConnectTimeout("cancelled due to deadline"), "no connection in time"),
+        (httpx.ReadTimeout("cancelled due to deadline"), "no answer in time"),
+        (httpx.ConnectError("no such name"), "cannot connect: no such name"),
+        (httpx.ReadError(""), "ReadError: no reason given"),
+    ],
+)
+async def test_what_the_network_does_is_said(error: httpx.TransportError, text: str) -> None:
+    async def fails(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    async with open_fake(FakeEtcd({"a": fails})) as gateway:
+        with pytest.raises(StoreUnavailable, match=f"^http://a: {text}$"):
             await gateway.ask(keep_alive(7))
 
 

@@ -171,6 +171,11 @@ async def test_a_key_that_a_stranger_took_is_put_back(server: EtcdServer) -> Non
         await wait_for_key(server, record, lease)
         await server.put(f"v1/instances/{record.key}", "{}")  # on no lease
         await wait_for_key(server, record, lease)
+        before = await server.value(f"v1/instances/{record.key}")
+        await server.put(f"v1/instances/{record.key}", "{}", lease)
+        with trio.fail_after(SOON):
+            while await server.value(f"v1/instances/{record.key}") != before:  # noqa: ASYNC110 - polls a process
+                await trio.sleep(0.05)
 
 
 async def test_what_changed_while_history_was_compacted_is_told(server: EtcdServer) -> None:

@@ -51,13 +51,29 @@ def test_what_is_put_back_was_never_gone() -> None:
 def test_a_store_that_flaps_does_not_keep_the_dead_alive() -> None:
     seen = view(a=b"1")
     for now in range(9):
-        seen.compare({}, float(now))
+        seen.compare({}, float(now), in_doubt=True)
+    assert seen.expire(HOLD) == [StoreRemoved("a")]
+
+
+def test_in_quiet_times_a_comparison_takes_away_what_is_not_there() -> None:
+    seen = view(a=b"1", b=b"1")
+    assert not seen.misses({"a": b"1", "b": b"2", "c": b"1"})
+    assert seen.misses({"a": b"1"})
+    assert seen.compare({"a": b"1"}, 0.0, in_doubt=False) == [StoreRemoved("b")]
+
+
+def test_what_is_doubtful_keeps_its_time_in_quiet_times_too() -> None:
+    seen = view(a=b"1")
+    seen.remove("a", 0.0, in_doubt=True)
+    assert seen.compare({}, 5.0, in_doubt=False) == []
+    assert seen.remove("a", 5.0, in_doubt=False) == []
+    assert seen.expire(9.9) == []
     assert seen.expire(HOLD) == [StoreRemoved("a")]
 
 
 def test_a_comparison_tells_the_difference() -> None:
     seen = view(a=b"1", b=b"1", c=b"1")
-    changes = seen.compare({"a": b"1", "b": b"2", "d": b"1"}, 0.0)
+    changes = seen.compare({"a": b"1", "b": b"2", "d": b"1"}, 0.0, in_doubt=True)
     assert changes == [StorePut("b", b"2"), StorePut("d", b"1")]
     assert seen.expire(HOLD) == [StoreRemoved("c")]
 
@@ -68,7 +84,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), KEYS, VALUES),
         st.tuples(st.just("remove"), KEYS, st.booleans()),
-        st.tuples(st.just("compare"), st.dictionaries(KEYS, VALUES), st.none()),
+        st.tuples(st.just("compare"), st.dictionaries(KEYS, VALUES), st.booleans()),
         st.tuples(st.just("expire"), st.floats(0, 30), st.none()),
     )
 )
@@ -88,7 +104,7 @@ def test_who_follows_the_changes_has_the_view_and_in_the_end_the_store(steps: li
             changes = seen.remove(what, now, in_doubt=more)
         elif step == "compare":
             store = dict(what)
-            changes = seen.compare(what, now)
+            changes = seen.compare(what, now, in_doubt=more)
         else:
             now += what
             changes = seen.expire(now)

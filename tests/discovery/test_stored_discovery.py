@@ -330,6 +330,31 @@ async def test_unregistering_does_not_wait_for_the_store_but_is_made_up_for(
     assert not store.values
 
 
+@pytest.mark.parametrize("slow", [0.0, 60.0], ids=["refuses", "hangs"])
+async def test_only_the_first_unregistering_waits_for_a_store_that_is_away(
+    discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock, slow: float
+) -> None:
+    """A stop withdraws its instances, then its cards, then closes: each with a limit of its own."""
+    await discovery.register(instance(1))
+    await discovery.register(card(1))
+    store.away, store.slow = True, slow
+    with trio.move_on_after(2.0):
+        await discovery.unregister(instance(1))
+    first = trio.current_time()
+    assert first == (2.0 if slow else 0.0)
+    await discovery.unregister(instance(1))
+    await discovery.unregister(card(1))
+    assert trio.current_time() == first
+    store.away, store.slow = False, 0.0
+    await trio.sleep(60.0 + LONGEST)
+    assert not store.values
+    store.slow = 1.0
+    await discovery.register(card(1))
+    began = trio.current_time()
+    await discovery.unregister(card(1))
+    assert trio.current_time() == began + 1.0  # all is well again
+
+
 async def test_unregistering_is_tried_at_once_however_long_the_store_was_away(
     discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock
 ) -> None:

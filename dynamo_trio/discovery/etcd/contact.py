@@ -49,39 +49,63 @@ class Backoff:
 
 @attrs.define(eq=False)
 class Contact:
-    """When the store last answered; what that means for what is missing; and the log of it."""
+    """When the store last answered; what that means for what is missing; and the log of it.
+
+    Who asks the store names itself as a ``part``, so that one that fails all the time beside
+    others that do not makes one story in the log.
+    """
 
     _settings: EtcdSettings
     _heard: float = attrs.field(factory=trio.current_time)
+    #: It was heard at least once, so there is something that stays in use.
+    _was_heard: bool = False
+    #: Seconds for which it was there, so far. Owners need these, and no others, to put back
+    #: what is missing; so no outage, however often, makes a dead one live longer.
+    seconds_there: float = 0.0
     #: Until then an outage is not forgotten.
     _hold_until: float = -math.inf
     _back: trio.Event = attrs.field(factory=trio.Event)
-    _failing_since: float | None = None
+    #: The parts that fail.
+    _failing: set[str] = attrs.field(factory=set)
+    #: When the first of them began to.
+    _failing_since: float = 0.0
     _told: float = -math.inf
 
-    def heard(self) -> None:
-        """It answered."""
+    def heard(self, part: str | None = None) -> None:
+        """It answered; with a part: to that one's satisfaction."""
         now = trio.current_time()
         if self.is_away:
-            self._hold_until = now + self._settings.hold
+            self.begin_doubt()
             self._back.set()
             self._back = trio.Event()
-        if self._failing_since is not None and self._told >= self._failing_since:
-            logger.info("etcd answers again after %.1f s", now - self._failing_since)
-        self._heard, self._failing_since = now, None
+        else:
+            self.seconds_there += now - self._heard
+        self._heard, self._was_heard = now, True
+        if part in self._failing:
+            self._failing.discard(part)
+            if not self._failing and self._told >= self._failing_since:
+                logger.info("etcd answers again after %.1f s", now - self._failing_since)
 
-    def failed(self, why: object) -> None:
+    def failed(self, part: str, why: object) -> None:
         """It did not answer, or not as it should; said in the log, but not every time."""
         now = trio.current_time()
-        if self._failing_since is None:
+        if not self._failing:
             self._failing_since = now
+        self._failing.add(part)
         if now - self._told < TELL_EVERY:
             return
         self._told = now
+        lasts = now - self._failing_since
         logger.warning(
-            "etcd has been failing for %.0f s (%s); what was last known of it stays in use",
-            *(now - self._failing_since, why),
+            "etcd %s (%s); %s",
+            f"has been failing for {lasts:.0f} s" if lasts else "fails",
+            why,
+            "what was last known of it stays in use" if self._was_heard else "trying on",
         )
+
+    def begin_doubt(self) -> None:
+        """There was an outage, or something as bad: it lost what it had."""
+        self._hold_until = trio.current_time() + self._settings.hold
 
     @property
     def is_away(self) -> bool:
@@ -90,7 +114,7 @@ class Contact:
 
     @property
     def in_doubt(self) -> bool:
-        """What is missing now may be missing because of an outage."""
+        """What goes missing now may do so because of an outage."""
         return self.is_away or trio.current_time() < self._hold_until
 
     async def wait_back(self) -> None:

@@ -8,6 +8,9 @@ reason (a member went away, history was compacted, an outage ended), the same is
 the start, and the difference is told: revisions of an earlier stream are never trusted, for
 the store may have lost its data since. The stream is also renewed at the end of each outage:
 a connection that lies idle through one may be dead without a sign.
+
+A store that restarted empty so quickly that no outage was seen is known by our own lease: if
+that is gone, what is missing is in doubt as after an outage.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from dynamo_trio.discovery.etcd.view import View
 from dynamo_trio.errors import StoreGarbled, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dynamo_trio.discovery.etcd.contact import Contact
     from dynamo_trio.discovery.etcd.gateway import Gateway, Lines
+    from dynamo_trio.discovery.etcd.lease import LeaseKeeper
     from dynamo_trio.discovery.etcd.messages import Event, KeyValue, WatchLine, WatchNews
     from dynamo_trio.discovery.etcd.settings import EtcdSettings
     from dynamo_trio.discovery.store import StoreChange, StoreWatch
@@ -47,6 +51,7 @@ class Follower:
     _gateway: Gateway
     _contact: Contact
     _settings: EtcdSettings
+    _keeper: LeaseKeeper
     _view: View = attrs.field(init=False)
     _readers: list[PushedWatch] = attrs.field(factory=list)
     #: Whether the view was ever filled; the revision that it has reached; whether it still moves.
@@ -109,8 +114,8 @@ class Follower:
     async def _expire_in_time(self) -> None:
         while True:
             await trio.sleep(self._settings.pulse)
-            if self._is_connected and not self._contact.in_doubt:
-                self._tell(self._view.expire(trio.current_time()))
+            if self._is_connected and not self._contact.is_away:
+                self._tell(self._view.expire(self._contact.seconds_there))
 
     async def _renew_after_outages(self) -> None:
         while True:
@@ -138,17 +143,22 @@ class Follower:
         except StoreUnavailable as exc:
             self._failures += 1
             self._why = exc
-            self._contact.failed(exc)
+            self._contact.failed(self.bucket, exc)
 
     async def _read_and_watch(self) -> None:
         prefix = f"{self.bucket}/".encode()
         everything = await self._gateway.ask(messages.everything(prefix))
         self._contact.heard()
-        self._compare(everything)
+        there = dict(self._read_key(kv) for kv in everything.kvs)
+        known = {key: value for key, value in there.items() if key is not None}
+        if self._view.misses(known) and not await self._is_the_same(everything.header):
+            self._contact.begin_doubt()
+        self._compare(known, everything.header)
         call = messages.watch(prefix, everything.header.revision + 1)
         async with self._gateway.stream(call) as lines:
             await self._first_line(lines)
             self._is_connected = True
+            self._contact.heard(self.bucket)
             while True:
                 self._take(_news(await lines.next_line()))
 
@@ -159,13 +169,15 @@ class Follower:
         if not news.created:
             raise StoreGarbled("a watch that does not say that it was created")
 
-    def _compare(self, everything: messages.Range) -> None:
-        there = dict(self._read_key(kv) for kv in everything.kvs)
-        there.pop(None, None)
-        known = {key: value for key, value in there.items() if key is not None}
-        self._tell(self._view.compare(known, trio.current_time()))
+    async def _is_the_same(self, header: messages.Header) -> bool:
+        """The store has what it had before this process's last look at it."""
+        return header.revision >= self._revision and await self._keeper.is_there()
+
+    def _compare(self, known: Mapping[str, bytes], header: messages.Header) -> None:
+        now, in_doubt = self._contact.seconds_there, self._contact.in_doubt
+        self._tell(self._view.compare(known, now, in_doubt=in_doubt))
         self._is_filled = True
-        self._revision = everything.header.revision
+        self._revision = header.revision
         self._moved.unpark_all()
 
     def _take(self, news: WatchNews) -> None:
@@ -181,7 +193,8 @@ class Follower:
             return []
         if event.type != "DELETE":
             return self._view.put(key, value)
-        return self._view.remove(key, trio.current_time(), in_doubt=self._contact.in_doubt)
+        now, in_doubt = self._contact.seconds_there, self._contact.in_doubt
+        return self._view.remove(key, now, in_doubt=in_doubt)
 
     def _read_key(self, kv: KeyValue) -> tuple[str | None, bytes]:
         """The key below the bucket; None for one that nobody here can have written."""

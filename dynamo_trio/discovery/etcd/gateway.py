@@ -16,6 +16,7 @@ restarted, users were changed), then the call is made once more.
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -196,7 +197,8 @@ class Gateway:
             return token
         except StoreRefused as exc:
             if _NO_AUTH not in str(exc):
-                raise StoreRefused(f"user {name!r}: {exc}", code=exc.code) from exc
+                text = f"ETCD_AUTH_USERNAME: user {name!r}: {exc}"
+                raise StoreRefused(text, code=exc.code) from exc
         logger.warning("etcd has authentication off; ETCD_AUTH_USERNAME is not used")
         return ""
 
@@ -306,16 +308,34 @@ def told_apart() -> Iterator[None]:
         raise StoreUnavailable("no whole answer in time") from None
     except httpx.RemoteProtocolError as exc:
         raise StoreGarbled(f"no HTTP as it should be: {exc}") from exc
+    except httpx.ConnectTimeout as exc:
+        raise StoreUnavailable("no connection in time") from exc
+    except httpx.TimeoutException as exc:
+        raise StoreUnavailable("no answer in time") from exc
+    except httpx.ConnectError as exc:
+        raise StoreUnavailable(f"cannot connect: {_root(exc)}") from exc
     except httpx.TransportError as exc:
         raise StoreUnavailable(f"{type(exc).__name__}: {_root(exc)}") from exc
 
 
 def _root(exc: BaseException) -> str:
-    """The first text in a chain of errors: those of TLS stand at its other end."""
+    """What the system says, or else the first text: errors of TLS stand at a chain's end."""
+    chain = list(_chain(exc))
+    for at in chain:
+        if isinstance(at, ConnectionError) and at.errno:
+            return os.strerror(at.errno)  # its own text repeats the address
+    return next((str(at) for at in chain if str(at)), "no reason given")
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
+    """An error and its causes; of several at once the first."""
     at: BaseException | None = exc
-    while at is not None and not str(at):
-        at = at.__cause__ or at.__context__
-    return "no reason given" if at is None else str(at)
+    while at is not None:
+        yield at
+        if isinstance(at, BaseExceptionGroup):
+            at = at.exceptions[0]
+        else:
+            at = at.__cause__ or at.__context__
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:

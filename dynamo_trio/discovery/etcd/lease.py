@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 The id of the lease is the process's identity, so it must outlast the lease: when that is
 lost (this process was frozen, the store restarted empty, somebody revoked it) it is granted
-again under the same id. The keys that hung on it are gone then; so are keys that a stranger
-deleted. Both show in what etcd says of the lease, each pulse, and are told through
-:class:`Owned`.
+again under the same id. The keys that hung on it are gone then. A stranger may delete or
+overwrite keys, even with our lease on them. All that shows in what etcd says of the keys, each
+pulse (who wrote last is told by the revision), and is told through :class:`Owned`.
 
 A key counts as lost only if it was owned before the question was asked, and was not
 written again before the answer came.
@@ -26,20 +26,36 @@ from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
 from dynamo_trio.wire.dynamo.keys import MAX_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dynamo_trio.discovery.etcd.contact import Contact
     from dynamo_trio.discovery.etcd.gateway import Gateway
+    from dynamo_trio.discovery.etcd.messages import KeyValue
     from dynamo_trio.discovery.etcd.settings import EtcdSettings
     from dynamo_trio.discovery.store import StoreKey
+
+#: How the log's story of outages knows what is done here.
+_PART = "lease"
+#: Keys. etcd's own limit is 128, unless it is told another.
+_AT_ONCE = 100
+
+
+@attrs.frozen
+class Write:
+    """One of our own."""
+
+    #: A later write has a higher one.
+    number: int
+    #: etcd's revision of it; None while that is not known.
+    revision: int | None
 
 
 @attrs.define(eq=False)
 class Owned:
     """The keys that this process keeps, and those that it lost without knowing why."""
 
-    #: key -> which write it was that made it ours; a later write has a higher number.
-    _writes: dict[StoreKey, int] = attrs.field(factory=dict)
+    #: key -> the write that made it ours
+    _writes: dict[StoreKey, Write] = attrs.field(factory=dict)
     _count: int = 0
     #: Invariant: no key is both owned and lost.
     _lost: set[StoreKey] = attrs.field(factory=set)
@@ -48,22 +64,27 @@ class Owned:
     def __contains__(self, at: StoreKey) -> bool:
         return at in self._writes
 
-    def add(self, at: StoreKey) -> None:
+    def add(self, at: StoreKey, revision: int | None = None) -> None:
         """It was written."""
         self._count += 1
-        self._writes[at] = self._count
+        self._writes[at] = Write(self._count, revision)
         self._lost.discard(at)
+
+    def begin_write(self, at: StoreKey) -> None:
+        """It is about to be: until :meth:`add` nobody knows with which revision it stands."""
+        if at in self._writes:
+            self.add(at)
 
     def drop(self, at: StoreKey) -> None:
         """It is not wanted any more."""
         self._writes.pop(at, None)
         self._lost.discard(at)
 
-    def now(self) -> Mapping[StoreKey, int]:
+    def now(self) -> Mapping[StoreKey, Write]:
         """What is owned at this moment, to be given to :meth:`lose`."""
         return dict(self._writes)
 
-    def lose(self, then: Mapping[StoreKey, int]) -> None:
+    def lose(self, then: Mapping[StoreKey, Write]) -> None:
         """These are gone, unless they were written or dropped since."""
         lost = [at for at, write in then.items() if self._writes.get(at) == write]
         for at in lost:
@@ -82,8 +103,10 @@ class Owned:
         return lost
 
 
-async def first_lease(gateway: Gateway, contact: Contact, settings: EtcdSettings) -> int:
-    """An identity, from an etcd that may still be starting.
+async def first_lease(
+    gateway: Gateway, contact: Contact, settings: EtcdSettings, buckets: Iterable[str] = ()
+) -> int:
+    """An identity, from an etcd that may still be starting, and lets us read these buckets.
 
     Raises:
         StoreRefused: etcd will not have us.
@@ -93,19 +116,36 @@ async def first_lease(gateway: Gateway, contact: Contact, settings: EtcdSettings
     deadline = trio.current_time() + settings.start_time
     while True:
         try:
+            await _be_let_in(gateway, settings, buckets)
             lease = await gateway.ask(messages.grant(0, settings.ttl))
             if not 0 < lease.id <= MAX_ID:
                 raise StoreGarbled(f"etcd gave the lease {lease.id:x}, which can be no identity")
         except StoreRefused:
             raise
         except StoreUnavailable as exc:
-            contact.failed(exc)
+            contact.failed(_PART, exc)
             if trio.current_time() >= deadline:
                 raise
         else:
-            contact.heard()
+            contact.heard(_PART)
             return lease.id
         await trio.sleep(backoff.pause())
+
+
+async def _be_let_in(gateway: Gateway, settings: EtcdSettings, buckets: Iterable[str]) -> None:
+    """A lease is given to everybody, so it says nothing of passwords and permissions."""
+    for bucket in buckets:
+        try:
+            await gateway.ask(messages.may_read(f"{bucket}/".encode()))
+        except StoreRefused as exc:
+            if settings.username is None:
+                why = "it may want ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD, which are not set"
+            else:
+                why = (
+                    f"user {settings.username!r} (ETCD_AUTH_USERNAME) needs read and write"
+                    " permission for the keys from v1/ on"
+                )
+            raise StoreRefused(f"{bucket}/ cannot be read: {exc}; {why}", code=exc.code) from exc
 
 
 @attrs.define(eq=False)
@@ -118,6 +158,14 @@ class LeaseKeeper:
     _contact: Contact
     _settings: EtcdSettings
     _hurry: trio.Event = attrs.field(factory=trio.Event)
+
+    async def is_there(self) -> bool:
+        """Has the store our lease still?
+
+        Raises:
+            StoreUnavailable: it does not say.
+        """
+        return (await self._gateway.ask(messages.look_at(self.id))).ttl > 0
 
     async def run(self) -> None:
         """Refresh the lease, for ever."""
@@ -137,8 +185,9 @@ class LeaseKeeper:
         try:
             await self._refresh()
         except StoreUnavailable as exc:
-            self._contact.failed(exc)
+            self._contact.failed(_PART, exc)
             return backoff.pause()
+        self._contact.heard(_PART)
         backoff.reset()
         return self._settings.pulse
 
@@ -147,6 +196,7 @@ class LeaseKeeper:
         kept = await self._gateway.ask(messages.keep_alive(self.id))
         self._contact.heard()
         if kept.result is None or kept.result.ttl <= 0:
+            self._contact.begin_doubt()  # etcd may have lost more than ours
             await self._grant_again()
             self.owned.lose(then)
         elif then:
@@ -162,17 +212,22 @@ class LeaseKeeper:
             raise
 
     async def _compare(self) -> None:
-        """Does everything hang on the lease that should?"""
-        then = self.owned.now()
-        lease = await self._gateway.ask(messages.look_at(self.id))
-        if lease.ttl < 0:
-            return self.look_now()
-        there = frozenset(lease.keys)
-        gone = {at: write for at, write in then.items() if full_key(at) not in there}
-        if gone:
-            logger.warning("gone from etcd, though not deleted by us: %s", _names(gone))
-            self.owned.lose(gone)
-        return None
+        """Does everything stand as we wrote it?"""
+        for some in _portions(self.owned.now()):
+            looked = await self._gateway.ask(messages.look_at_keys(map(full_key, some)))
+            found = looked.found
+            pairs = some.items()
+            gone = {
+                at: write for at, write in pairs if not self._stands(write, found.get(full_key(at)))
+            }
+            if gone:
+                logger.warning("deleted or overwritten in etcd by a stranger: %s", _names(gone))
+                self.owned.lose(gone)
+
+    def _stands(self, write: Write, found: KeyValue | None) -> bool:
+        if found is None or found.lease != self.id:
+            return False
+        return write.revision in (None, found.mod_revision)
 
 
 def full_key(at: StoreKey) -> bytes:
@@ -180,5 +235,12 @@ def full_key(at: StoreKey) -> bytes:
     return f"{at.bucket}/{at.key}".encode()
 
 
-def _names(keys: Mapping[StoreKey, int]) -> str:
+def _portions(keys: Mapping[StoreKey, Write]) -> Iterator[Mapping[StoreKey, Write]]:
+    """As many as etcd looks at in one transaction."""
+    pairs = list(keys.items())
+    for first in range(0, len(pairs), _AT_ONCE):
+        yield dict(pairs[first : first + _AT_ONCE])
+
+
+def _names(keys: Mapping[StoreKey, Write]) -> str:
     return ", ".join(f"{at.bucket}/{at.key}" for at in keys)

@@ -7,10 +7,13 @@ zero, empty or false; so every field here has that as its default.
 from __future__ import annotations
 
 import math
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -45,7 +48,6 @@ class Lease(msgspec.Struct, frozen=True):
 
     id: int = msgspec.field(default=0, name="ID")
     ttl: int = msgspec.field(default=0, name="TTL")
-    keys: tuple[bytes, ...] = ()
 
 
 class KeptAlive(msgspec.Struct, frozen=True):
@@ -78,6 +80,16 @@ class Created(msgspec.Struct, frozen=True):
     @property
     def existing(self) -> KeyValue | None:
         return next((kv for branch in self.responses for kv in branch.response_range.kvs), None)
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """Of the transaction that looks at some keys, without their values."""
+
+    responses: tuple[TxnBranch, ...] = ()
+
+    @property
+    def found(self) -> dict[bytes, KeyValue]:
+        return {kv.key: kv for branch in self.responses for kv in branch.response_range.kvs}
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -130,9 +142,8 @@ def keep_alive(lease: int) -> Call[KeptAlive]:
 
 
 def look_at(lease: int) -> Call[Lease]:
-    """Is it there, and which keys hang on it?"""
-    body = {"ID": str(lease), "keys": True}
-    return Call("/v3/lease/timetolive", _encode(body), Lease)
+    """Is it there?"""
+    return Call("/v3/lease/timetolive", _encode({"ID": str(lease)}), Lease)
 
 
 def revoke(lease: int) -> Call[Written]:
@@ -157,6 +168,12 @@ def create(key: bytes, value: bytes, lease: int) -> Call[Created]:
     return Call("/v3/kv/txn", _encode(body), Created)
 
 
+def look_at_keys(keys: Iterable[bytes]) -> Call[Looked]:
+    """On which leases do they hang, and when were they last written? At most 128 keys."""
+    looks = [{"requestRange": {"key": key, "keys_only": True}} for key in keys]
+    return Call("/v3/kv/txn", _encode({"success": looks}), Looked)
+
+
 def delete(key: bytes) -> Call[Written]:
     return Call("/v3/kv/deleterange", _encode({"key": key}), Written)
 
@@ -168,6 +185,11 @@ def _prefix(prefix: bytes) -> dict[str, object]:
 
 def everything(prefix: bytes) -> Call[Range]:
     return Call("/v3/kv/range", _encode(_prefix(prefix)), Range, is_large=True)
+
+
+def may_read(prefix: bytes) -> Call[Range]:
+    """A question that costs nothing, and is refused if :func:`everything` would be."""
+    return Call("/v3/kv/range", _encode({**_prefix(prefix), "count_only": True}), Range)
 
 
 def watch(prefix: bytes, revision: int) -> Call[WatchLine]:

@@ -17,7 +17,7 @@ from dynamo_trio.discovery.store import Store, StoreKey
 from dynamo_trio.errors import StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     import httpx
 
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_etcd_store(
-    settings: EtcdSettings, transport: httpx.AsyncBaseTransport | None = None
+    settings: EtcdSettings,
+    transport: httpx.AsyncBaseTransport | None = None,
+    *,
+    buckets: Iterable[str] = (),
 ) -> AsyncIterator[EtcdStore]:
     """A store for this process. At the end its lease is revoked, and with it all its keys.
+
+    ``buckets``: those that must be readable, or there is no start.
 
     Raises:
         FileUnusable: a certificate or key cannot be used.
@@ -39,7 +44,7 @@ async def open_etcd_store(
     """
     async with open_gateway(settings, transport) as gateway:
         contact = Contact(settings)
-        lease = await first_lease(gateway, contact, settings)
+        lease = await first_lease(gateway, contact, settings, buckets)
         keeper = LeaseKeeper(lease, Owned(), gateway, contact, settings)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
@@ -82,6 +87,7 @@ class EtcdStore(Store):
         return self._keeper.id
 
     async def put(self, at: StoreKey, value: bytes) -> None:
+        self._keeper.owned.begin_write(at)
         try:
             if at in self._ours:
                 header = await self._overwrite(at, value)
@@ -91,7 +97,7 @@ class EtcdStore(Store):
             if exc.code == NOT_FOUND:  # the lease
                 self._keeper.look_now()
             raise
-        self._keeper.owned.add(at)
+        self._keeper.owned.add(at, header.revision)
         self._note(at, header)
 
     async def _create(self, at: StoreKey, value: bytes) -> messages.Header:
@@ -134,7 +140,7 @@ class EtcdStore(Store):
     def _follower(self, bucket: str) -> Follower:
         """The one that all readers of a bucket share; it runs until the store is closed."""
         if bucket not in self._followers:
-            follower = Follower(bucket, self._gateway, self._contact, self._settings)
+            follower = Follower(bucket, self._gateway, self._contact, self._settings, self._keeper)
             self._followers[bucket] = follower
             self._nursery.start_soon(follower.run)
         return self._followers[bucket]

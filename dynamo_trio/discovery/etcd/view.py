@@ -30,7 +30,7 @@ class View:
     Invariant: ``doubtful`` names only keys that are in ``known``.
     """
 
-    #: Seconds for which a doubtful key is kept.
+    #: Seconds of the store being there for which a doubtful key is kept.
     hold: float
     known: dict[str, bytes] = attrs.field(factory=dict)
     #: key -> the time before which it is not removed
@@ -45,24 +45,33 @@ class View:
         return [StorePut(key, value)]
 
     def remove(self, key: str, now: float, *, in_doubt: bool) -> list[StoreChange]:
-        """The key is not in the store any more."""
-        if key not in self.known:
+        """The key is not in the store any more. One that is doubtful keeps its time."""
+        if key not in self.known or key in self.doubtful:
             return []
         if in_doubt:
-            self.doubtful.setdefault(key, now + self.hold)
+            self.doubtful[key] = now + self.hold
             return []
-        del self.known[key]
-        self.doubtful.pop(key, None)
-        return [StoreRemoved(key)]
+        return [self._drop(key)]
 
-    def compare(self, there: Mapping[str, bytes], now: float) -> list[StoreChange]:
+    def misses(self, there: Mapping[str, bytes]) -> bool:
+        """Something of the view is not there."""
+        return not self.known.keys() <= there.keys()
+
+    def compare(
+        self, there: Mapping[str, bytes], now: float, *, in_doubt: bool
+    ) -> list[StoreChange]:
         """This, and nothing else, is in the store."""
         changes = [change for key, value in there.items() for change in self.put(key, value)]
         for key in self.known.keys() - there.keys():
-            self.remove(key, now, in_doubt=True)
+            changes += self.remove(key, now, in_doubt=in_doubt)
         return changes
 
     def expire(self, now: float) -> list[StoreChange]:
         """Nobody has put these back in time."""
         due = [key for key, time in self.doubtful.items() if time <= now]
-        return [change for key in due for change in self.remove(key, now, in_doubt=False)]
+        return [self._drop(key) for key in due]
+
+    def _drop(self, key: str) -> StoreChange:
+        del self.known[key]
+        self.doubtful.pop(key, None)
+        return StoreRemoved(key)
