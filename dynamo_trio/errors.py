@@ -250,6 +250,10 @@ class MessageTooLarge(RemoteProtocolError):
         self.limit = limit
 
 
+class UnexpectedTls(RemoteProtocolError):
+    """The peer speaks TLS, and here nobody does."""
+
+
 class UnreadableItem(RemoteProtocolError):
     """An item of a stream has not the form of one. As in Dynamo 1.5.1 the request stays here."""
 

@@ -60,7 +60,7 @@ class Home:
     async def call(self, *said: bytes, every: float = 0.0) -> None:
         """One caller that says all this, and leaves."""
         theirs, ours = trio.testing.memory_stream_pair()
-        answer = Answer(ours, LIMIT)
+        answer = Answer(ours, LIMIT, peer="1.2.3.4:5")
 
         async def serve() -> None:
             await answer.run(self.table, 10.0)
@@ -149,12 +149,14 @@ async def test_a_byte_a_second_is_no_handshake(
     await home.call(*(bytes([byte]) for byte in handshake("x")), every=1.0)
     assert home.over
     assert trio.current_time() == pytest.approx(10.0, abs=2.0)
-    assert caplog.messages == ["a caller did not say within 10 s which request it answers"]
+    assert caplog.messages == [
+        "a call home from 1.2.3.4:5 is closed: it did not say within 10 s which request it answers"
+    ]
 
 
 async def test_half_a_handshake_is_told(caplog: pytest.LogCaptureFixture) -> None:
     await Home().call(handshake("x")[:30])
-    assert caplog.messages == ["a caller is no worker: it left inside its handshake"]
+    assert caplog.messages == ["a call home from 1.2.3.4:5 is closed: it left inside its handshake"]
 
 
 async def test_slow_answers_are_taken(autojump_clock: trio.testing.MockClock) -> None:

@@ -47,7 +47,7 @@ class Line:
     async def run(self, *pieces: bytes, every: float = 0.0, hears: bool = True) -> bytes:
         """Say the pieces, ``every`` so many seconds, and leave; returns what came back."""
         theirs, ours = trio.testing.memory_stream_pair()
-        connection = WorkerConnection(ours, self._answer, SETTINGS)
+        connection = WorkerConnection(ours, self._answer, SETTINGS, peer="1.2.3.4:5")
         heard = bytearray()
 
         async def serve() -> None:
@@ -128,7 +128,7 @@ async def test_a_byte_a_second_is_given_a_minute(
     assert trio.current_time() == pytest.approx(SETTINGS.frame_time, abs=2.0)
     assert line.frames == []
     assert caplog.messages == [
-        "a request connection is closed: a frame or acknowledgement took over 60 s"
+        "a request connection from 1.2.3.4:5 is closed: a frame or acknowledgement took over 60 s"
     ]
 
 
@@ -173,7 +173,7 @@ async def test_the_log_names_the_reason_in_one_line(
         assert len(caplog.records) == 1
         assert caplog.records[0].levelno == logging.WARNING
         assert caplog.records[0].exc_info is None
-        assert "a request connection is closed: " in caplog.text
+        assert "a request connection from 1.2.3.4:5 is closed: " in caplog.text
 
 
 # --- the requests themselves ------------------------------------------------------------------
@@ -230,7 +230,7 @@ async def test_a_reply_address_that_is_no_host(host: str, caplog: pytest.LogCapt
         assert side.ask(request(PATH, HostPort(host, 1))) is ACCEPTED
         await until(lambda: not side.side._answers)  # nobody is there: all are dialled in vain
     assert side.endpoint.calls[0].cancels == 1
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.records[0].exc_info is None
 
 

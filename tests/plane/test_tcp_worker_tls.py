@@ -13,7 +13,8 @@ import trio
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from dynamo_trio.errors import ConfigError, FileUnusable
+from dynamo_trio.errors import ConfigError, DynamoException, FileUnusable
+from dynamo_trio.plane import RequestHead
 from dynamo_trio.plane.tcp import TcpSettings, TlsSettings, open_tcp_plane
 from dynamo_trio.plane.tcp.tls import dialer_context, listener_context
 from dynamo_trio.wire.dynamo.ack import ACCEPTED
@@ -27,10 +28,13 @@ from dynamo_trio.wire.dynamo.call_home_states import (
 )
 from dynamo_trio.wire.dynamo.codec import MSGPACK
 from dynamo_trio.wire.dynamo.receiver import Closed
+from tests.plane.fake_worker import Collector
 from tests.plane.tcp_peer import PATH, FakeEndpoint, Home, Peer, open_bench
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from dynamo_trio.plane.tcp import TcpPlane
 
 
 @attrs.frozen
@@ -342,3 +346,77 @@ def test_a_locked_key_asks_nobody(files: Files, tmp_path: Path) -> None:
     )
     with pytest.raises(FileUnusable, match="password"):
         listener_context(TlsSettings(cert=files.cert, key=locked))
+
+
+# --- what the log says of it -------------------------------------------------------------------
+
+
+async def told(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """The first line with this text, once it is there."""
+    with trio.fail_after(20):
+        while True:
+            for message in caplog.messages:
+                if text in message:
+                    return message
+            await trio.sleep(0.01)
+
+
+async def ask_in_vain(plane: TcpPlane, address: str) -> None:
+    with pytest.raises(DynamoException):
+        async with plane.open_stream(address, RequestHead("r"), MSGPACK.encode(1), Collector()):
+            pass
+
+
+async def test_a_plain_port_knows_a_client_that_speaks_tls(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with (
+        open_tcp_plane(settings_with(TlsSettings())) as plane,
+        open_tcp_plane(settings_with(TlsSettings(ca=files.ca))) as client,
+        plane.serve(PATH, FakeEndpoint()) as address,
+    ):
+        await ask_in_vain(client, address)
+        worker = await told(caplog, "a request connection from 127.0.0.1:")
+        assert worker.endswith(
+            " is closed: the peer speaks TLS, and this port does not"
+            " (DYN_TCP_TLS_CERT_PATH is not set)"
+        )
+        ours = await told(caplog, "no connection to the worker at 127.0.0.1:")
+        assert ours.endswith(
+            "the TLS handshake failed: the peer closed the connection;"
+            " is DYN_TCP_TLS_CERT_PATH set there?"
+        )
+
+
+async def test_a_tls_port_knows_a_client_that_speaks_plainly(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with (
+        open_tcp_plane(settings_with(tls_of(files))) as plane,
+        open_tcp_plane(settings_with(TlsSettings())) as client,
+        plane.serve(PATH, FakeEndpoint()) as address,
+    ):
+        await ask_in_vain(client, address)
+        worker = await told(caplog, "a request connection from 127.0.0.1:")
+        assert worker.endswith(
+            " is closed: the TLS handshake failed: the peer does not speak TLS;"
+            " is DYN_TCP_TLS_CA_CERT_PATH set there?"
+        )
+
+
+async def test_a_plain_home_knows_a_worker_that_calls_in_tls(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with (
+        open_tcp_plane(settings_with(TlsSettings(ca=files.ca))) as plane,
+        open_tcp_plane(settings_with(TlsSettings())) as client,
+        plane.serve(PATH, FakeEndpoint()) as address,
+        client.open_stream(address, RequestHead("r"), MSGPACK.encode(1), Collector()),
+    ):
+        home = await told(caplog, "a call home from ")
+        assert home.endswith("DYN_TCP_TLS_CERT_PATH is not set)")
+        worker = await told(caplog, "request r: its client cannot be called at ")
+        assert worker.endswith("is DYN_TCP_TLS_CERT_PATH set there?")

@@ -29,6 +29,7 @@ from dynamo_trio.errors import (
     RemoteProtocolError,
     Unknown,
 )
+from dynamo_trio.plane.tcp.tls import explain
 from dynamo_trio.wire.dynamo.annotated import read_item
 from dynamo_trio.wire.dynamo.call_home import ClientEnd
 from dynamo_trio.wire.dynamo.call_home_states import (
@@ -65,6 +66,8 @@ class Answer:
     _limit: int
     #: Called when it has named a stream of ours.
     _on_found: Callable[[], object] = lambda: None
+    #: Who it is, for the log.
+    _peer: str = "an unknown peer"
     _end: ClientEnd = attrs.field(init=False)
     #: Around the waits that a change of the client's wish ends.
     _waiting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -99,7 +102,7 @@ class Answer:
         with trio.move_on_after(limit) as scope:
             subject = await self._subject()
         if scope.cancelled_caught:
-            logger.warning("a caller did not say within %g s which request it answers", limit)
+            self._turn_away(f"it did not say within {limit:g} s which request it answers")
             return None
         stream = None if subject is None else streams.called_home(subject, self)
         if stream is None:
@@ -118,11 +121,14 @@ class Answer:
                     raise RemoteProtocolError("its handshake is too long")
                 self._end.receive_data(await self._receive())
         except RemoteProtocolError as exc:
-            logger.warning("a caller is no worker: %s", exc)
+            self._turn_away(explain(exc))
             return None
         if isinstance(event, Closed) and event.inside:
-            logger.warning("a caller is no worker: it left inside its handshake")
+            self._turn_away("it left inside its handshake")
         return event.subject if isinstance(event, Handshake) else None
+
+    def _turn_away(self, why: str) -> None:
+        logger.warning("a call home from %s is closed: %s", self._peer, why)
 
     # --- the stream -----------------------------------------------------------------------
 

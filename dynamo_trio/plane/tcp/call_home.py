@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.errors import RemoteProtocolError
 from dynamo_trio.plane.abc import AcceptedCall, Outbox
 from dynamo_trio.wire.dynamo.addresses import HostPort
@@ -98,6 +99,8 @@ class CallHome(Outbox):
     _settings: TcpSettings
     #: Told when the answer is seen to have begun, or has ended.
     _on_settled: Callable[[CallHome], object] = lambda _: None
+    #: Log lines about clients that cannot be called.
+    _unreached: Seldom = attrs.field(factory=Seldom, kw_only=True)
     call: AcceptedCall = attrs.field(factory=_Nobody)
     #: The last words were said, or nobody wants them.
     finished: bool = False
@@ -179,7 +182,7 @@ class CallHome(Outbox):
         except BlockingIOError:
             return 0
         except OSError as exc:
-            self._lose(f"it does not take what is sent: {exc.strerror}")
+            self._lose(f"does not take what is sent: {exc.strerror}")
             return len(data)
 
     def _keep(self, data: bytes | memoryview) -> None:
@@ -207,9 +210,9 @@ class CallHome(Outbox):
             try:
                 await stream.send_all(piece)
             except GONE as exc:
-                self._lose(f"it does not take what is sent: {exc.__cause__ or exc}")
+                self._lose(f"does not take what is sent: {exc.__cause__ or exc}")
         if stalled.cancelled_caught:
-            self._lose(f"it has taken nothing for {self._settings.stall_time:g} s")
+            self._lose(f"has taken nothing for {self._settings.stall_time:g} s")
         del self._unsent[: len(piece)]
         if self._paused and len(self._unsent) <= self._settings.low_water:
             self._grant()
@@ -245,9 +248,13 @@ class CallHome(Outbox):
         try:
             await self._converse(await self._dial(self._reply_to.address))
         except OSError as exc:
-            self._lose(f"it could not be called: {exc}")
+            self._unreached.log(
+                *(logger, logging.WARNING, "request %.64s: its client cannot be called at %s: %s"),
+                *(self._reply_to.request_id, self._reply_to.address, exc),
+            )
+            self._lose("cannot be called")
         finally:
-            self._lose("the plane was closed")
+            self._lose("is left, since this plane was closed")
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
@@ -277,16 +284,16 @@ class CallHome(Outbox):
                 self._wire.receive_data(await stream.receive_some(PIECE))
                 while (event := self._wire.next_event()) is not None:
                     if not isinstance(event, Stop):
-                        return "it left" if self._wire.wish is not Wish.KILL else "it says kill"
+                        return "cancelled it" if self._wire.wish is Wish.KILL else "left"
                     self.call.stop()
         except GONE as exc:
-            return f"its connection broke: {exc.__cause__ or exc}"
+            return f"is gone: {exc.__cause__ or exc}"
         except RemoteProtocolError as exc:
             logger.warning("request %.64s: %s", self._reply_to.request_id, exc)
-            return "it broke a rule"
+            return "broke a rule"
 
     def _lose(self, why: str) -> None:
-        """The client is gone. Behind the last words that is how an answer ends."""
+        """The client is gone; ``why`` says what it did. Behind the last words an answer ends so."""
         if self._gone:
             return
         self._gone = True
@@ -294,7 +301,8 @@ class CallHome(Outbox):
         self._grant()
         self._settle()
         if not self.finished:
-            logger.info("request %.64s: the client is gone: %s", self._reply_to.request_id, why)
+            # Its client knows, and the worker counts it: no line for each in the log.
+            logger.debug("request %.64s ends: its client %s", self._reply_to.request_id, why)
             self.call.cancel()
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel(why)

@@ -10,7 +10,12 @@ import trio
 
 from dynamo_trio.errors import CannotConnect, Disconnected, StartupError
 from dynamo_trio.plane.tcp.answer import Answer
-from dynamo_trio.plane.tcp.connecting import accept_connections, open_listener, start_apart
+from dynamo_trio.plane.tcp.connecting import (
+    accept_connections,
+    open_listener,
+    peer_of,
+    start_apart,
+)
 from dynamo_trio.plane.tcp.hosts import listening_host
 from dynamo_trio.plane.tcp.tls import shake_hands
 from dynamo_trio.wire.dynamo.addresses import HostPort
@@ -82,12 +87,13 @@ class CallHomeServer:
             self._streams.give_up(Disconnected("the request plane was closed"))
 
     async def _serve(self, raw: trio.SocketStream, is_ours: Callable[[], None]) -> None:
+        peer = peer_of(raw)
         try:
             transport = await self._secured(raw)
         except OSError as exc:
-            logger.warning("a worker called home in vain: %s", exc)
+            logger.warning("a call home from %s is closed: %s", peer, exc)
             return
-        answer = Answer(transport, self._settings.max_message, is_ours)
+        answer = Answer(transport, self._settings.max_message, is_ours, peer)
         await answer.run(self._streams, self._settings.handshake_time)
 
     async def _secured(self, raw: trio.SocketStream) -> trio.abc.Stream:

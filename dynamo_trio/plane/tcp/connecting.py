@@ -158,6 +158,15 @@ async def _contain(stream: trio.SocketStream, serve: Serve, lobby: Lobby) -> Non
             stream.socket.close()
 
 
+def peer_of(stream: trio.SocketStream) -> str:
+    """Who is at the other end, for the log."""
+    try:
+        host, port, *_ = stream.socket.getpeername()
+    except OSError:  # it has left already
+        return "a peer that has left"
+    return f"{host}:{port}"
+
+
 async def dial(
     address: HostPort, context: ssl.SSLContext | None, settings: TcpSettings
 ) -> trio.abc.Stream:
@@ -221,18 +230,23 @@ async def _connect_once_there_is_room(address: HostPort, limit: float) -> trio.S
 async def _connect(address: HostPort, limit: float) -> trio.SocketStream:
     numeric = _family(address.host)
     if numeric is not None:  # as nearly every address is: no look-up, no choice
-        return await _connect_to(numeric, (address.host, address.port))
+        return await _connect_to(numeric, (address.host, address.port), "")
     places = await _look_up(address)
     for family, place in places[:-1]:
         with trio.move_on_after(limit / len(places)), suppress(OSError):
-            return await _connect_to(family, place)
-    return await _connect_to(*places[-1])
+            return await _connect_to(family, place, f" at {place[0]}")
+    family, place = places[-1]
+    return await _connect_to(family, place, f" at {place[0]}")
 
 
-async def _connect_to(family: int, place: Any) -> trio.SocketStream:
+async def _connect_to(family: int, place: Any, where: str) -> trio.SocketStream:
+    """``where``: what the error says of the place, if that is not known from the address."""
     raw = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         await raw.connect(place)
+    except OSError as exc:
+        raw.close()
+        raise OSError(exc.errno, os.strerror(exc.errno or 0) + where) from exc
     except BaseException:
         raw.close()
         raise

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.errors import DynamoException, RemoteProtocolError, Unknown
 from dynamo_trio.plane.abc import Acceptor, RequestHead
 from dynamo_trio.plane.tcp.call_home import CallHome
-from dynamo_trio.plane.tcp.connecting import accept_connections, dial, open_listener
+from dynamo_trio.plane.tcp.connecting import accept_connections, dial, open_listener, peer_of
 from dynamo_trio.plane.tcp.hosts import listening_host
 from dynamo_trio.plane.tcp.tls import dialer_context, listener_context, shake_hands
 from dynamo_trio.plane.tcp.worker_connection import WorkerConnection
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dynamo_trio.plane.tcp")
 
 _SETTING = "DYN_TCP_RPC_"
-#: Seconds between two log lines about refused requests: eight bytes make one.
-TELL_EVERY = 1.0
 
 
 @attrs.define(eq=False)
@@ -47,9 +45,10 @@ class TcpServerSide:
     #: A client has sent a request; no client here can say that it saw an instance leave.
     has_silent_peers: bool = False
     _acceptors: dict[str, Acceptor] = attrs.field(factory=dict)
-    #: When the log was told of a refused request, and of how many since it was not.
-    _told_at: float = -math.inf
-    _untold: int = 0
+    #: Log lines about refused requests, of which eight bytes make one; and about clients that
+    #: cannot be called.
+    _refused: Seldom = attrs.field(factory=Seldom)
+    _unreached: Seldom = attrs.field(factory=Seldom)
     #: Where it can be reached, once it listens.
     _address: HostPort | None = None
     _binding: trio.Lock = attrs.field(factory=trio.Lock)
@@ -108,14 +107,15 @@ class TcpServerSide:
         self, plain: trio.SocketStream, is_ours: Callable[[], None]
     ) -> None:
         stream: trio.abc.Stream = plain
+        peer = peer_of(plain)
         if self._listener_tls is not None:
             try:
                 limit = self.settings.tls.handshake_time
                 stream = await shake_hands(plain, self._listener_tls, limit)
             except OSError as exc:
-                logger.warning("a request connection is closed: %s", exc)
+                logger.warning("a request connection from %s is closed: %s", peer, exc)
                 return
-        await WorkerConnection(stream, self.answer, self.settings, is_ours).run()
+        await WorkerConnection(stream, self.answer, self.settings, is_ours, peer).run()
 
     async def _dial(self, address: HostPort) -> trio.abc.Stream:
         return await dial(address, self._dialer_tls, self.settings)
@@ -138,13 +138,7 @@ class TcpServerSide:
         return self._accept(acceptor, control, reply_to, body, frame.sent_at_ns)
 
     def _tell(self, level: int, which: str) -> None:
-        """Of a refused request, unless one was told of just now."""
-        if trio.current_time() - self._told_at < TELL_EVERY:
-            self._untold += 1
-            return
-        more = f" (and {self._untold} more before it)" if self._untold else ""
-        logger.log(level, "refused a request %s%s", which, more)
-        self._told_at, self._untold = trio.current_time(), 0
+        self._refused.log(logger, level, "refused a request %s", which)
 
     def _accept(
         self,
@@ -171,7 +165,9 @@ class TcpServerSide:
         return ACCEPTED
 
     def _call_home(self, reply_to: ReplyTo, codec: Codec) -> CallHome:
-        return CallHome(reply_to, codec, self._dial, self.settings, self._settled)
+        return CallHome(
+            reply_to, codec, self._dial, self.settings, self._settled, unreached=self._unreached
+        )
 
     def _start(self, answer: CallHome) -> None:
         self._answers.add(answer)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dynamo_trio.errors import ConfigError, FileUnusable
+from dynamo_trio.errors import ConfigError, FileUnusable, RemoteProtocolError, UnexpectedTls
 from dynamo_trio.pem import load_identity
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ async def shake_hands(stream: trio.abc.Stream, context: ssl.SSLContext, limit: f
         OSError: no handshake, or not in time.
     """
     tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-    return await _handshake(tls, limit)
+    return await _handshake(tls, limit, "CA_CERT_PATH")
 
 
 async def greet(
@@ -89,21 +89,43 @@ async def greet(
         OSError: no handshake, or not in time; the other end may be whoever it likes.
     """
     tls = trio.SSLStream(stream, context, server_hostname=name, https_compatible=True)
-    return await _handshake(tls, limit)
+    return await _handshake(tls, limit, "CERT_PATH")
+
+
+def explain(fault: RemoteProtocolError) -> str:
+    """What an operator should know of a peer's fault on a port that is plain."""
+    if not isinstance(fault, UnexpectedTls):
+        return str(fault)
+    return f"{fault}, and this port does not ({_PREFIX}CERT_PATH is not set)"
 
 
 TlsStream = trio.SSLStream[trio.abc.Stream]
 
 
-async def _handshake(tls: TlsStream, limit: float) -> TlsStream:
+#: How OpenSSL says that the other end's first bytes are no TLS.
+_PLAIN: Final = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+
+
+async def _handshake(tls: TlsStream, limit: float, setting: str) -> TlsStream:
+    """``setting``: what makes the other end speak TLS."""
     with trio.move_on_after(limit) as scope:
         try:
             await tls.do_handshake()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
-            raise ConnectionError(f"no TLS handshake: {exc.__cause__ or exc}") from exc
+            why = _why(exc.__cause__ or exc, setting)
+            raise ConnectionError(f"the TLS handshake failed: {why}") from exc
     if scope.cancelled_caught:
-        raise ConnectionError(f"no TLS handshake within {limit:g} s")
+        raise ConnectionError(f"the TLS handshake failed: it took over {limit:g} s")
     return tls
+
+
+def _why(error: BaseException, setting: str) -> str:
+    hint = f"is {_PREFIX}{setting} set there?"
+    if isinstance(error, ssl.SSLEOFError | trio.EndOfChannel):
+        return f"the peer closed the connection; {hint}"
+    if isinstance(error, ssl.SSLError) and error.reason in _PLAIN:
+        return f"the peer does not speak TLS; {hint}"
+    return str(error)
 
 
 def _pair(cert: Path | None, key: Path | None, whose: str) -> bool:

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from dynamo_trio.errors import MessageTooLarge, RemoteProtocolError
+from dynamo_trio.plane.tcp.tls import explain
 from dynamo_trio.wire.dynamo.ack import ACCEPTED, refusal
 from dynamo_trio.wire.dynamo.request_frame import RequestFrame
 from dynamo_trio.wire.dynamo.request_plane import RequestServer
@@ -45,6 +46,8 @@ class WorkerConnection:
     _settings: TcpSettings
     #: Called when a request of it was accepted.
     _on_accepted: Callable[[], object] = lambda: None
+    #: Who it is, for the log.
+    _peer: str = "an unknown peer"
     _wire: RequestServer = attrs.field(init=False)
     #: Its deadline is that of the frame or acknowledgement that is under way.
     _limit: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -66,7 +69,7 @@ class WorkerConnection:
         if self._limit.cancelled_caught:
             self._end = f"a frame or acknowledgement took over {self._settings.frame_time:g} s"
         if self._end:
-            logger.warning("a request connection is closed: %s", self._end)
+            logger.warning("a request connection from %s is closed: %s", self._peer, self._end)
 
     async def _serve(self) -> None:
         while self._end is None:
@@ -95,7 +98,7 @@ class WorkerConnection:
             self._end, self._cut_short = str(exc), True
             acks.append(self._wire.send(refusal(exc)))
         except RemoteProtocolError as exc:
-            self._end = str(exc)
+            self._end = explain(exc)
         return b"".join(acks)
 
     def _decide(self, frame: RequestFrame) -> Ack:

@@ -34,8 +34,9 @@ from dynamo_trio.errors import (
     Overloaded,
     PayloadTooLarge,
     RemoteProtocolError,
+    UnexpectedTls,
 )
-from dynamo_trio.wire.dynamo.receiver import Receiver
+from dynamo_trio.wire.dynamo.receiver import Receiver, looks_like_tls
 
 #: Bytes of the longest text. The real worker's are about a hundred.
 MAX_TEXT = 16 * 2**10
@@ -151,6 +152,8 @@ class AckReader(Receiver[Ack]):
             return None
         (size,) = _LENGTH.unpack_from(self._buffer)
         if size > MAX_TEXT:
+            if looks_like_tls(self._buffer):
+                raise UnexpectedTls("the peer speaks TLS")
             raise RemoteProtocolError(f"the peer acknowledged with {size} bytes of text")
         if len(self._buffer) < _LENGTH.size + size:
             return None

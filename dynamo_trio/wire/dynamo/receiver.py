@@ -26,6 +26,15 @@ from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
 
 E = TypeVar("E")
 
+#: How a TLS client begins (a handshake record), and how a TLS server answers what it cannot
+#: read (an alert). As lengths of our own messages both are far above any limit.
+_TLS_BEGINNINGS = (b"\x16\x03", b"\x15\x03")
+
+
+def looks_like_tls(data: bytes | bytearray) -> bool:
+    """Does TLS begin so? To be asked of what makes no sense otherwise."""
+    return data.startswith(_TLS_BEGINNINGS)
+
 
 @frozen
 class Closed:

@@ -22,9 +22,10 @@ from dynamo_trio.errors import (
     MessageTooLarge,
     PayloadTooLarge,
     RemoteProtocolError,
+    UnexpectedTls,
 )
 from dynamo_trio.wire.dynamo.codec import JSON
-from dynamo_trio.wire.dynamo.receiver import Receiver
+from dynamo_trio.wire.dynamo.receiver import Receiver, looks_like_tls
 from dynamo_trio.wire.dynamo.two_part import MAX_MESSAGE
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class FrameReader(Receiver[RequestFrame]):
             return None
         (size,) = form.unpack_from(self._buffer, at)
         if size > most:
+            if at == 0 and looks_like_tls(self._buffer):
+                raise UnexpectedTls("the peer speaks TLS")
             raise RemoteProtocolError(f"the peer sent a {what} of {size} bytes, above {most}")
         return self._arrived(at + form.size + size)
 
