@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from dynamo_trio.config import checks, load
+from dynamo_trio.config import checks, later, load
 from dynamo_trio.config.option import Group, options_of
 from dynamo_trio.config.tables.discovery import DiscoveryTable
 from dynamo_trio.config.tables.front import FrontTable
@@ -99,6 +99,7 @@ class Config(
             sources=MappingProxyType(reading.sources),
             warnings=(
                 *load.unknown_variables(environ, options),
+                *later.warnings(environ, groups, {o.env for o in options.values()}),
                 *checks.without_effect(reading.values, reading.sources),
             ),
         )

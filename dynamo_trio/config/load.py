@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 from attrs import field, frozen
 
 from dynamo_trio import __version__
+from dynamo_trio.config.later import is_later
 from dynamo_trio.config.rules import Refused
 from dynamo_trio.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dynamo_trio.config.option import AnyOption
 
 #: Variables of ours that no program reads: the test suite's own.
 _TEST_PREFIX = "DYN_TRIO_TEST_"
+_NEGATIVE = re.compile(r"-\.?\d")
 
 
 @frozen
@@ -90,7 +93,7 @@ def read(
     parser = build_parser(options, prog=prog, description=description)
     flags, unknown = parser.parse_known_args(argv)
     reading = Reading()
-    reading.problems.extend(_unknown_flag(word, options) for word in unknown)
+    reading.problems.extend(_unknown_flag(word, options) for word in _without_values(unknown))
     for name, option in options.items():
         _read_one(reading, name, option, getattr(flags, name), environ)
     return reading
@@ -131,10 +134,22 @@ def _similar(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    """Words that no option took, without those that seem to be the value of such a flag."""
+    waiting = False
+    for word in words:
+        is_flag = word.startswith("-") and not _NEGATIVE.match(word)
+        if is_flag or not waiting:
+            yield word
+        waiting = is_flag and "=" not in word
+
+
 def _unknown_flag(word: str, options: Mapping[str, AnyOption]) -> str:
     if not word.startswith("-"):
         return f"{word!r}: no argument stands alone here; every value follows its flag"
     flag = word.partition("=")[0]
+    if is_later(flag):
+        return f"{flag}: not there yet"
     return f"{flag}: no such flag{_similar(flag, (o.flag for o in options.values()))}"
 
 

@@ -11,9 +11,9 @@ from attrs.exceptions import FrozenInstanceError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_trio.config import Config, Group, LogFilter, SimFault, effective
+from dynamo_trio.config import Config, Group, LogFilter, ProgramSpec, SimFault, effective, later
 from dynamo_trio.config.option import AnyOption, flag_of, options_of
-from dynamo_trio.config.programs import FRONTEND, PROGRAMS
+from dynamo_trio.config.programs import FRONTEND, LIBRARY, PROGRAMS, WORKER
 from dynamo_trio.config.rules import MAX_SECONDS, Boolean, Choice, Integer, Seconds
 from dynamo_trio.config.show import markdown
 from dynamo_trio.engines.faults import Fault
@@ -188,9 +188,8 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "--http-prt", "1", "--itl-ms=x", DYN_HTTP_PORT="y", DYN_TRIO_DRAIN_POLICY="z"
     )
     assert message.splitlines() == [
-        "5 settings are wrong:",
+        "4 settings are wrong:",
         "  --http-prt: no such flag (did you mean --http-port?)",
-        "  '1': no argument stands alone here; every value follows its flag",
         "  DYN_HTTP_PORT='y': must be a whole number from 0 to 65535",
         "  DYN_TRIO_DRAIN_POLICY='z': must be one of auto, finish, migrate",
         "  --itl-ms='x': must be a number of milliseconds from 0 to 315360000000",
@@ -401,6 +400,47 @@ def test_a_migration_limit_has_no_effect_yet_and_says_so() -> None:
 
 
 # --- programs ------------------------------------------------------------------------------------
+
+
+def test_what_dynamo_obeys_and_is_not_there_yet_is_a_warning() -> None:
+    environ = {
+        "DYN_HEALTH_CHECK_ENABLED": "true",
+        "DYN_METRICS_PREFIX": "mine",
+        "DYN_ROUTER_TEMPERATURE": "0.5",
+        "DYN_ROUTER_MODE": "random",
+        "DYN_KSERVE_GRPC_SERVER": "false",
+    }
+
+    def told(program: ProgramSpec) -> list[str]:
+        config = Config.from_args_and_env((), environ, groups=program.groups)
+        return [
+            warning.partition(": not there yet; it is ignored")[0] for warning in config.warnings
+        ]
+
+    assert told(FRONTEND) == ["DYN_METRICS_PREFIX", "DYN_ROUTER_TEMPERATURE"]
+    assert told(WORKER) == told(LIBRARY) == ["DYN_HEALTH_CHECK_ENABLED"]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--metrics-prefix", "--namespace-prefix", "--kv-cache-block-size", "--router-temperature"],
+)
+def test_a_flag_that_is_not_there_yet_is_one_problem(flag: str) -> None:
+    assert problem_of(flag, "5") == f"{flag}: not there yet"
+    assert problem_of(f"{flag}=5") == f"{flag}: not there yet"
+
+
+def test_an_unknown_flag_and_its_value_are_one_problem() -> None:
+    assert problem_of("--no-such", "5") == "--no-such: no such flag"
+    assert problem_of("--no-such", "-1") == "--no-such: no such flag"
+    words = problem_of("--no-such", "5", "6", "--more")
+    assert words.splitlines()[0] == "3 settings are wrong:"
+    assert "'6': no argument stands alone here" in words
+
+
+def test_nothing_that_is_there_counts_as_later() -> None:
+    assert not later.VARIABLES.keys() & {option.env for option in OPTIONS.values()}
+    assert not later.FLAGS & {option.flag for option in OPTIONS.values()}
 
 
 def test_a_program_takes_the_groups_that_concern_it() -> None:
