@@ -75,6 +75,9 @@ async def test_a_wrong_password_ends_the_start(guarded: EtcdServer) -> None:
     with pytest.raises(StoreRefused, match=r"user 'dynamo'.*authentication failed"):
         async with open_etcd_store(settings_for(guarded, "wrong")):
             pass
+    with pytest.raises(StoreRefused, match=r"user 'dynamo': .*invalid user ID or password$"):
+        async with open_etcd_discovery(settings_for(guarded, "wrong")):
+            pass
 
 
 async def test_no_password_and_no_permission_end_the_start(guarded: EtcdServer) -> None:

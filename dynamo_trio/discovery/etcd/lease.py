@@ -21,7 +21,7 @@ import trio
 
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import Backoff, logger
-from dynamo_trio.discovery.etcd.gateway import FAILED_PRECONDITION
+from dynamo_trio.discovery.etcd.gateway import FAILED_PRECONDITION, PERMISSION_DENIED
 from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
 from dynamo_trio.wire.dynamo.keys import MAX_ID
 
@@ -138,14 +138,19 @@ async def _be_let_in(gateway: Gateway, settings: EtcdSettings, buckets: Iterable
         try:
             await gateway.ask(messages.may_read(f"{bucket}/".encode()))
         except StoreRefused as exc:
-            if settings.username is None:
-                why = "it may want ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD, which are not set"
-            else:
-                why = (
-                    f"user {settings.username!r} (ETCD_AUTH_USERNAME) needs read and write"
-                    " permission for the keys from v1/ on"
-                )
-            raise StoreRefused(f"{bucket}/ cannot be read: {exc}; {why}", code=exc.code) from exc
+            text = f"{bucket}/ cannot be read: {exc}{_advice(exc, settings.username)}"
+            raise StoreRefused(text, code=exc.code) from exc
+
+
+def _advice(exc: StoreRefused, user: str | None) -> str:
+    if user is None:
+        return "; it may want ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD, which are not set"
+    if exc.code == PERMISSION_DENIED:
+        return (
+            f"; user {user!r} (ETCD_AUTH_USERNAME) needs permission to read, and a worker also"
+            " to write, the keys from v1/ on"
+        )
+    return ""
 
 
 @attrs.define(eq=False)
