@@ -111,7 +111,7 @@ class EndpointService:
 
     def _admit(self, head: RequestHead, payload: bytes, outbox: Outbox) -> Call:
         if self.running >= self.request_limit:
-            raise Overloaded(f"the worker runs {self.running} requests, its limit")
+            raise Overloaded(f"the worker is full (requests at once: {self.request_limit:g})")
         with ExitStack() as stack:
             label = f"{self.name} {head.request_id}"
             admission = stack.enter_context(self.gate.admit(label, graceful=self.graceful))

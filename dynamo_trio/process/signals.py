@@ -165,7 +165,10 @@ def _log_repeat(name: str, lifecycle: Lifecycle) -> None:
     import logging  # not at the head: it would lengthen the window before install()
 
     logger = logging.getLogger("dynamo_trio.lifecycle")
-    logger.info("%s again; already %s; %s", name, lifecycle.phase.label, lifecycle.describe_left())
+    logger.info(
+        "%s again: the stop is under way already (phase %s); %s",
+        *(name, lifecycle.phase.label, lifecycle.describe_left()),
+    )
 
 
 #: Signals belong to the process, and so does this.

@@ -112,7 +112,10 @@ def test_work_is_finished_and_a_second_sigterm_changes_nothing(start: Any) -> No
     child.kill(signal.SIGTERM)
     child.wait_log("phase draining")
     child.kill(signal.SIGTERM)
-    child.wait_log("SIGTERM again; already draining; 1 request of 1 endpoint in flight")
+    child.wait_log(
+        "SIGTERM again: the stop is under way already (phase draining);"
+        " 1 request of 1 endpoint in flight"
+    )
     child.close_stdin()
     assert child.end() == 0
     assert child.report["requests"]["finished"] == 1
