@@ -18,7 +18,7 @@ The generator is driven and closed by one task only.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,23 @@ class Call(AcceptedCall):
         ours = isinstance(cause, LocalProtocolError)  # an item that no codec can spell
         if len(group.exceptions) == 1 and isinstance(cause, DynamoException) and not ours:
             return cause
-        logger.error("request %s: the handler failed", self.context.id(), exc_info=group)
+        leaves = list(_leaves(group))
+        logger.error(
+            "request %s: the handler failed: %s",
+            self.context.id(),
+            "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves),
+            exc_info=leaves[0] if len(leaves) == 1 else group,
+        )
         return Unknown("the worker failed to serve the request")
+
+
+def _leaves(error: Exception) -> Iterator[Exception]:
+    """The exceptions in a group, and in groups within it."""
+    if not isinstance(error, ExceptionGroup):
+        yield error
+        return
+    for inner in error.exceptions:
+        yield from _leaves(inner)
 
 
 @asynccontextmanager

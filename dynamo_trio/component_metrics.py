@@ -50,14 +50,16 @@ class ComponentMetrics:
     worker_id: str
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
     work: WorkMetrics = attrs.field(init=False)
+    #: When the process began, by time.monotonic(), as far as is known.
+    began: float = attrs.field(factory=time.monotonic)
     _families: _Families = attrs.field(init=False, factory=lambda: _Families())
 
     def __attrs_post_init__(self) -> None:
         self.work = WorkMetrics(self.registry)
         self.registry.register(self._families)
-        began, text = time.monotonic(), "Age of the runtime"
+        text = "Seconds since the process began"
         uptime = Gauge(f"{_PREFIX}_uptime_seconds", text, ["worker_id"], registry=self.registry)
-        uptime.labels(self.worker_id).set_function(lambda: time.monotonic() - began)
+        uptime.labels(self.worker_id).set_function(lambda: time.monotonic() - self.began)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""
@@ -79,25 +81,46 @@ class _Family:
         self.registry = registry = CollectorRegistry()
         labels = [*_LABELS, *extra]
         self.requests = Counter(
-            f"{_PREFIX}_requests", "Requests admitted", labels, registry=registry
+            f"{_PREFIX}_requests",
+            "Requests that the endpoint has taken on",
+            labels,
+            registry=registry,
         )
         self.request_bytes = Counter(
-            f"{_PREFIX}_request_bytes", "Bytes of requests", labels, registry=registry
+            f"{_PREFIX}_request_bytes",
+            "Bytes of the requests that the endpoint has taken on",
+            labels,
+            registry=registry,
         )
         self.response_bytes = Counter(
-            f"{_PREFIX}_response_bytes", "Bytes of items", labels, registry=registry
+            f"{_PREFIX}_response_bytes",
+            "Bytes of the items that the endpoint has sent",
+            labels,
+            registry=registry,
         )
         self.cancellations = Counter(
-            f"{_PREFIX}_cancellation", "Requests whose client left", labels, registry=registry
+            f"{_PREFIX}_cancellation",
+            "Requests whose client left before the end",
+            labels,
+            registry=registry,
         )
         self.errors = Counter(
-            f"{_PREFIX}_errors", "Requests failed", [*labels, "error_type"], registry=registry
+            f"{_PREFIX}_errors",
+            "Requests that ended in an error",
+            [*labels, "error_type"],
+            registry=registry,
         )
         self.inflight = Gauge(
-            f"{_PREFIX}_inflight_requests", "Requests running", labels, registry=registry
+            f"{_PREFIX}_inflight_requests",
+            "Requests that run in the endpoint now",
+            labels,
+            registry=registry,
         )
         self.duration = Histogram(
-            f"{_PREFIX}_request_duration_seconds", "Whole requests", labels, registry=registry
+            f"{_PREFIX}_request_duration_seconds",
+            "Seconds from a request's arrival to its end",
+            labels,
+            registry=registry,
         )
 
 

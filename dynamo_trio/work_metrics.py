@@ -36,17 +36,23 @@ class WorkMetrics:
 
     def __attrs_post_init__(self) -> None:
         self.first_response = self._histogram(
-            "time_to_first_response_seconds", "From a request's arrival to its prologue"
+            "time_to_first_response_seconds",
+            "Seconds from a request's arrival to the word that its answer begins",
         )
         self._transit = self._histogram(
-            "network_transit_seconds", "On the way here, by the clocks of both ends"
+            "network_transit_seconds",
+            "Seconds that requests were on the way here, by the clocks of both ends",
         )
-        self._permit_wait = self._histogram("permit_wait_seconds", "Waiting to be admitted: never")
+        self._permit_wait = self._histogram(
+            "permit_wait_seconds", "Seconds that requests waited to be admitted; none does"
+        )
         self._overloaded = Counter(
-            "dynamo_rejection_request", "Refused for want of room", registry=self._registry
+            "dynamo_rejection_request", "Requests refused for want of room", registry=self._registry
         )
         self._refused = Counter(
-            f"{_PREFIX}_enqueue_rejected", "Refused while stopping", registry=self._registry
+            f"{_PREFIX}_enqueue_rejected",
+            "Requests refused because the process stops",
+            registry=self._registry,
         )
 
     def _histogram(self, name: str, text: str) -> Histogram:
@@ -69,9 +75,13 @@ class WorkMetrics:
         def gauge(name: str, text: str, read: Callable[[], float]) -> None:
             Gauge(f"dynamo_{name}", text, registry=self._registry).set_function(read)
 
-        gauge("work_handler_pool_active_tasks", "Requests running", running)
-        gauge("work_handler_pool_capacity", "Requests at once", limit)
-        gauge("work_handler_queue_depth", "Requests waiting to be admitted", lambda: 0)
-        gauge("work_handler_queue_capacity", "Requests that may wait", lambda: 0)
-        gauge("engine_request", "Requests in the engine", running)
-        gauge("request_queue", "Requests in front of the engine", lambda: 0)
+        gauge("work_handler_pool_active_tasks", "Requests that run in the process now", running)
+        gauge("work_handler_pool_capacity", "Requests that the process takes on at once", limit)
+        gauge("work_handler_queue_depth", "Requests that wait to be admitted; none does", lambda: 0)
+        gauge(
+            "work_handler_queue_capacity",
+            "Requests that may wait to be admitted; none may",
+            lambda: 0,
+        )
+        gauge("engine_request", "Requests that the engine has now", running)
+        gauge("request_queue", "Requests that wait in front of the engine; none does", lambda: 0)

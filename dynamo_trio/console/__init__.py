@@ -1,6 +1,7 @@
 """What a person sees: logs, progress, the start banner, what is still running."""
 
 from dynamo_trio.console.banner import Banner as Banner
+from dynamo_trio.console.banner import bound_to as bound_to
 from dynamo_trio.console.banner import curl_line as curl_line
 from dynamo_trio.console.banner import url_of as url_of
 from dynamo_trio.console.inflight import InFlight as InFlight
@@ -16,6 +17,7 @@ __all__ = [
     "InFlight",
     "Progress",
     "Terminal",
+    "bound_to",
     "configure_logging",
     "curl_line",
     "describe_inflight",

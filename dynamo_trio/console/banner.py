@@ -13,7 +13,17 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 def url_of(host: str, port: int) -> str:
     """The URL at which a client on this machine reaches a server bound to ``host``."""
-    host = _LOOPBACK.get(host, host)
+    return _url(_LOOPBACK.get(host, host), port)
+
+
+def bound_to(host: str, port: int) -> str:
+    """What a server is bound to, and for every interface also where it is on this machine."""
+    if host not in _LOOPBACK:
+        return _url(host, port)
+    return f"{_url(host, port)} (every interface; on this machine {url_of(host, port)})"
+
+
+def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -47,9 +57,10 @@ class Banner:
 
     def __str__(self) -> str:
         url = url_of(self.host, self.port)
+        reach = ", on every interface" if self.host in _LOOPBACK else ""
         again = "Ctrl-C again cuts short, a third time leaves at once"
         rows = {
-            "address": f"{url}/v1  (and /health, /live, /metrics)",
+            "address": f"{url}/v1  (and /health, /live, /metrics){reach}",
             "model": self.model,
             "engine": self.engine,
             "shutdown": self.timetable,

@@ -69,21 +69,41 @@ class FrontendMetrics:
 
     def __attrs_post_init__(self) -> None:
         kind = ["model", "endpoint", "request_type"]
-        self.started = self._counter("requests_started", "Requests begun", kind)
-        self.finished = self._counter("requests", "Requests ended", [*kind, "status", "error_type"])
-        self.cancelled = self._counter("model_cancellation", "Clients that left", kind)
+        self.started = self._counter(
+            "requests_started", "Requests that were received, refused ones included", kind
+        )
+        self.finished = self._counter(
+            "requests",
+            "Requests that have ended, refused ones included",
+            [*kind, "status", "error_type"],
+        )
+        self.cancelled = self._counter(
+            "model_cancellation", "Requests whose client left before the end", kind
+        )
         self.rejected = self._counter(
-            "model_rejection", "Refused for want of room", ["model", "endpoint"]
+            "model_rejection",
+            "Requests refused because every worker was full",
+            ["model", "endpoint"],
         )
         self.active = Gauge(
-            f"{_PREFIX}_active_requests", "Requests running", ["model"], registry=self.registry
+            f"{_PREFIX}_active_requests", "Requests that run now", ["model"], registry=self.registry
         )
-        self.ttft = self._histogram("time_to_first_token_seconds", "To the first token", _SLOW)
-        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens", _FAST)
-        self.duration = self._histogram("request_duration_seconds", "Whole request", _SLOW)
-        self.prompt_tokens = self._histogram("input_sequence_tokens", "Prompt length", _TOKENS)
-        self.output_sequence = self._histogram("output_sequence_tokens", "Answer length", _TOKENS)
-        self.output_tokens = self._counter("output_tokens", "Tokens sent", ["model"])
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds",
+            "Seconds from a request's arrival to its first token",
+            _SLOW,
+        )
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "Seconds between two tokens of an answer", _FAST
+        )
+        self.duration = self._histogram(
+            "request_duration_seconds", "Seconds from a request's arrival to its end", _SLOW
+        )
+        self.prompt_tokens = self._histogram("input_sequence_tokens", "Tokens of a prompt", _TOKENS)
+        self.output_sequence = self._histogram(
+            "output_sequence_tokens", "Tokens of an answer", _TOKENS
+        )
+        self.output_tokens = self._counter("output_tokens", "Tokens sent to clients", ["model"])
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(f"{_PREFIX}_{name}_total", text, labels, registry=self.registry)

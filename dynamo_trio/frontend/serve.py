@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dynamo_trio.console import url_of
+from dynamo_trio.console import bound_to
 from dynamo_trio.frontend.app import App
 from dynamo_trio.http.server import open_listeners, serve_http
 
@@ -30,5 +30,5 @@ async def serve_frontend(frontend: Frontend, services: trio.Nursery, host: str, 
     serve = partial(serve_http, App(frontend), listeners, limits=frontend.limits)
     server = await services.start(lifecycle.supervise, serve)
     lifecycle.on_abort(partial(server.abort_all, "the process stops"))
-    logger.info("listening on %s", url_of(host, bound))
+    logger.info("listening on %s", bound_to(host, bound))
     return bound

@@ -65,6 +65,7 @@ class WorkerStatus:
         self.runtime = runtime
         runtime.status_url = self.url
         runtime.offer_card = self.cards.offer
+        runtime.metrics.began = self.began
 
     @property
     def stage(self) -> Stage:

@@ -19,6 +19,7 @@ from dynamo_trio.console import (
     Banner,
     InFlight,
     Terminal,
+    bound_to,
     configure_logging,
     curl_line,
     describe_inflight,
@@ -401,6 +402,18 @@ def test_progress_says_only_what_is_known() -> None:
 )
 def test_the_url_reaches_the_server(host: str, url: str) -> None:
     assert url_of(host, 80) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://0.0.0.0:80 (every interface; on this machine http://127.0.0.1:80)"),
+        ("::", "http://[::]:80 (every interface; on this machine http://[::1]:80)"),
+    ],
+)
+def test_what_is_bound_is_told(host: str, told: str) -> None:
+    assert bound_to(host, 80) == told
 
 
 def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:

@@ -138,6 +138,24 @@ async def test_an_item_that_cannot_be_spelled_is_the_handlers_mistake(
     assert "the handler failed" in caplog.text
 
 
+@pytest.mark.parametrize("deep", [False, True])
+async def test_the_log_begins_with_what_the_handler_raised(
+    caplog: pytest.LogCaptureFixture, deep: bool
+) -> None:
+    async def bad(_request: object) -> AsyncGenerator[object, None]:
+        error = ValueError("no such voice")
+        raise ExceptionGroup("a nursery", [error]) if deep else error
+        yield
+
+    async with served(bad) as (client, _), client.generate(None, Context("r")) as stream:
+        with pytest.raises(Unknown):
+            await anext(stream)
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert record.getMessage() == "request r: the handler failed: ValueError: no such voice"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ValueError
+
+
 async def test_a_typed_exception_arrives_typed() -> None:
     async def leave(_request: object) -> AsyncGenerator[object, None]:
         yield 1
@@ -177,7 +195,7 @@ async def test_an_invalid_request_never_starts(filler: str) -> None:
 async def test_a_full_endpoint_refuses_and_recovers() -> None:
     async with served(endless, limit=1) as (client, _):
         async with client.generate(None):
-            with pytest.raises(Overloaded, match="1 requests"):
+            with pytest.raises(Overloaded, match="requests at once: 1"):
                 async with client.generate(None):
                     raise AssertionError("it must not open")
         await trio.testing.wait_all_tasks_blocked()

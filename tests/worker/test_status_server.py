@@ -161,6 +161,18 @@ async def test_head_is_answered_without_a_body_by_the_real_server() -> None:
 # --- metrics -----------------------------------------------------------------------------------
 
 
+async def test_both_uptimes_are_that_of_the_process() -> None:
+    site = make_site()
+    site.status.began -= 1000.0  # as of a program that took its time to start
+    async with open_runtime() as runtime:
+        site.status.attach(runtime)
+        lines = (await site.http.get("/metrics")).text.splitlines()
+        (told,) = [line.split()[-1] for line in lines if "uptime_seconds{" in line]
+        _, health = await site.ask("/health")
+    assert 1000.0 <= float(told) < 2000.0
+    assert 1000 <= health["uptime"]["secs"] < 2000
+
+
 async def test_metrics_have_dynamos_names() -> None:
     async with open_site() as site:
         answer = await site.http.get("/metrics")
