@@ -179,6 +179,9 @@ def test_a_full_worker_is_an_overload(fleet: Fleet) -> None:
         assert answer.status == 503
         assert answer.error["code"] == "overloaded"
         assert streams[0].finish().is_done
+    told = frontend.wait_log(": overloaded (the worker is full (requests at once: 1)), 0 tokens")
+    assert "INFO " in told  # it lives, and a full one is no failure
+    assert metric(frontend.port, "dynamo_frontend_model_rejection_total") == 1
 
 
 @pytest.mark.parametrize(("mode", "is_even"), [("round-robin", True), ("random", False)])

@@ -25,6 +25,7 @@ from dynamo_trio.plane import ClientStream, RequestPlane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from dynamo_trio.plane import Acceptor, ItemSink, RequestHead
 
@@ -49,7 +50,7 @@ class ScriptedPlane(RequestPlane):
     refusals: dict[str, DynamoException] = attrs.field(factory=dict)
     endings: dict[str, tuple[int, DynamoException]] = attrs.field(factory=dict)
 
-    def serve(self, path: str, acceptor: Acceptor) -> None:  # type: ignore[override]
+    def serve(self, path: str, acceptor: Acceptor) -> AbstractAsyncContextManager[str]:
         raise NotImplementedError
 
     @asynccontextmanager
