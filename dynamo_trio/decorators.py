@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import aclosing
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dynamo_trio.config import Config
     from dynamo_trio.endpoint import Handler
+    from dynamo_trio.runtime import DistributedRuntime
 
 
 def dynamo_worker(
@@ -49,20 +50,31 @@ def dynamo_worker(
 
     def decorate(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
         @wraps(function)
-        async def run(*args: Any) -> None:
+        async def run(*args: Any, **kwargs: Any) -> None:
             given = bool(args) and isinstance(args[0], ProcessContext)
-            await _run_worker(function, args[0] if given else None, args[int(given) :])
+            call = partial(_call, function, args[int(given) :], kwargs)
+            own = function.__module__.partition(".")[0]
+            await _run_worker(call, args[0] if given else None, own)
 
         return run
 
     return decorate
 
 
+async def _call(
+    function: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    runtime: DistributedRuntime,
+) -> None:
+    await function(runtime, *args, **kwargs)
+
+
 async def _run_worker(
-    function: Callable[..., Awaitable[Any]], process: ProcessContext | None, args: tuple[Any, ...]
+    call: Callable[[DistributedRuntime], Awaitable[None]], process: ProcessContext | None, own: str
 ) -> None:
     config = LIBRARY.read_config(())
-    lifecycle = _lifecycle(config, process, own=function.__module__.partition(".")[0])
+    lifecycle = _lifecycle(config, process, own)
     nest, status = Nest(lifecycle), WorkerStatus(lifecycle)
 
     async def inside(services: trio.Nursery) -> None:
@@ -71,14 +83,14 @@ async def _run_worker(
             nest.ready()  # a stop waits for the function's requests from here on
             async with trio.open_nursery() as body:
                 body.start_soon(_cancel_when_stopped, lifecycle, body.cancel_scope)
-                await function(runtime, *args)
+                await call(runtime)
                 lifecycle.request_stop("the worker function has returned")
                 await lifecycle.wait_stopped()
 
     await nest.run(inside)
 
 
-def _lifecycle(config: Config, process: ProcessContext | None, *, own: str) -> Lifecycle:
+def _lifecycle(config: Config, process: ProcessContext | None, own: str) -> Lifecycle:
     """The lifecycle; of a process of its own it also sees to signals and the log."""
     limits = worker_timetable(config)
     if process is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -127,6 +128,18 @@ def test_a_worker_gets_a_runtime_as_the_environment_says(tmp_path: Path) -> None
     trio.run(main, "ab")
     assert answers == ["a", "b"]
     assert not list((tmp_path / "v1" / "instances").iterdir())
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_a_worker_is_called_with_is_handed_on() -> None:
+    seen = []
+
+    @dynamo_worker()
+    async def main(runtime: DistributedRuntime, first: int, *, named: int) -> None:
+        seen.append((first, named))
+
+    trio.run(partial(main, 1, named=2))
+    assert seen == [(1, 2)]
 
 
 @pytest.mark.usefixtures("environment")

@@ -143,11 +143,12 @@ async def test_the_log_begins_with_what_the_handler_raised(
     caplog: pytest.LogCaptureFixture, deep: bool
 ) -> None:
     async def bad(_request: object) -> AsyncGenerator[object, None]:
+        yield "begun"
         error = ValueError("no such voice")
         raise ExceptionGroup("a nursery", [error]) if deep else error
-        yield
 
     async with served(bad) as (client, _), client.generate(None, Context("r")) as stream:
+        assert await anext(stream) == "begun"
         with pytest.raises(Unknown):
             await anext(stream)
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
