@@ -110,7 +110,7 @@ class _Follower:
         before = self.names.pop(card.key, None)
         is_there = isinstance(change, Put)
         if before is not None and not (is_there and before == card.name):
-            self.keepers[before].remove(card.key)
+            self.keepers[before].remove(card.key, moved=is_there)
         if is_there:
             self.names[card.key] = card.name
             self._keeper(card.name).put(card)

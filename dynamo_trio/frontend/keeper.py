@@ -36,6 +36,9 @@ logger = logging.getLogger("dynamo_trio.frontend")
 
 #: Seconds until a card that failed is tried again: the first time, and at most.
 FIRST_RETRY, LAST_RETRY = 1.0, 60.0
+#: Seconds for which the last card may be away: a worker puts back at once what a stranger has
+#: deleted. Without an instance the model is not offered meanwhile either.
+CARD_GAP = 2.0
 #: Seconds for which a withdrawn model's client goes on watching: its streams may still run,
 #: and must hear of it when their worker is gone.
 LINGER = 60.0
@@ -106,6 +109,8 @@ class ModelKeeper:
     sources: Sources
     _candidates: dict[str, _Candidate] = attrs.field(factory=dict)
     _changed: trio.Event = attrs.field(factory=trio.Event)
+    #: The card that left last belongs to another model now.
+    _moved: bool = False
     #: The card from which the model was made that is offered now.
     _offered: ModelCard | None = None
 
@@ -121,8 +126,9 @@ class ModelKeeper:
         self._candidates[card.key] = _Candidate(card)
         self._notify()
 
-    def remove(self, key: str) -> None:
-        """A card is gone."""
+    def remove(self, key: str, *, moved: bool) -> None:
+        """A card is gone, or has ``moved`` to another model."""
+        self._moved = moved
         gone = self._candidates.pop(key, None)
         if gone is not None:
             gone.loading.cancel("the card is gone")
@@ -161,11 +167,33 @@ class ModelKeeper:
         model = await self.sources.nursery.start(self._hold_client, endpoint, preprocessor)
         self.shelf.offer(model)
         logger.info("model %s is offered; it has %s", self.name, _workers(model))
-        while any(c.card.endpoint == endpoint for c in self._candidates.values()):
-            await self._changed.wait()
+        await self._wait_forsaken(model)
         self.shelf.withdraw(model)
         model.withdrawn.set()
         logger.info("model %s is gone: no card of a worker at %s is left", self.name, endpoint)
+
+    async def _wait_forsaken(self, model: ServedModel) -> None:
+        """Until no card of the model's endpoint is left, and the same has not come back soon."""
+        while self._has_card(model.client.endpoint):
+            await self._changed.wait()
+            if self._is_gap(model):
+                with trio.move_on_after(CARD_GAP):
+                    await self._changed.wait()
+                if not self._is_back():
+                    return
+
+    def _has_card(self, endpoint: EndpointId) -> bool:
+        return any(c.card.endpoint == endpoint for c in self._candidates.values())
+
+    def _is_gap(self, model: ServedModel) -> bool:
+        """Is no card there although there is a worker, whose card has not merely moved?"""
+        return not (self._candidates or self._moved) and bool(model.client.instance_ids())
+
+    def _is_back(self) -> bool:
+        cards = [candidate.card for candidate in self._candidates.values()]
+        return self._offered is not None and any(
+            _content(card) == _content(self._offered) for card in cards
+        )
 
     async def _hold_client(
         self,

@@ -208,6 +208,41 @@ async def test_a_model_that_comes_back_is_offered_anew(
         assert len(fleet.loads.begun) == 3
 
 
+async def test_a_card_that_is_put_back_at_once_was_never_gone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        await fleet.worker(1)
+        model = await fleet.catalog.wait_for("m")
+        for _ in range(3):
+            await fleet.discovery.unregister(ModelCard("m", GENERATE, 1))
+            await trio.sleep(keeper.CARD_GAP / 2)
+            assert fleet.catalog.find("m") is model
+            await fleet.discovery.register(ModelCard("m", GENERATE, 1))
+            await trio.sleep(keeper.CARD_GAP * 2)
+            assert fleet.catalog.find("m") is model
+        await fleet.discovery.unregister(ModelCard("m", GENERATE, 1))
+        await trio.sleep(keeper.CARD_GAP + 0.1)
+        assert fleet.names() == []
+        assert len(fleet.loads.begun) == 1
+
+
+async def test_another_card_that_comes_in_the_gap_is_read(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet() as fleet:
+        for number, name in enumerate(("one", "two"), start=1):
+            folder = make_model_folder(tmp_path / name, name=name)
+            card = make_card(folder, name="m", endpoint=GENERATE, instance_id=1)
+            await fleet.discovery.register(card)
+            await fleet.discovery.register(Instance(GENERATE, 1, {"mem": "x"}))
+            await fleet.catalog.wait_for("m")
+            await trio.sleep(0.1)
+            assert len(fleet.loads.begun) == number
+            await fleet.discovery.unregister(card)
+            await trio.sleep(keeper.CARD_GAP / 2)
+
+
 async def test_a_withdrawn_models_client_goes_on_watching_for_its_streams(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
