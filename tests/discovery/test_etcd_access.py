@@ -130,6 +130,21 @@ async def test_users_may_change_while_we_are_there(guarded: EtcdServer) -> None:
         await assert_works(store, b"2")
 
 
+async def test_a_changed_password_costs_no_registration(
+    guarded: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_etcd_store(settings_for(guarded)) as store:
+        await assert_works(store)
+        token = await root_token(guarded)
+        change = {"name": "dynamo", "password": "other"}
+        await guarded.call("/v3/auth/user/changepw", change, token)
+        await trio.sleep(4.5)  # two TTLs
+        assert await guarded.ttl(store.instance_id) > 0
+        assert "authentication failed" in caplog.text
+        async with store.watch(BUCKET) as watch:
+            assert AT.key in watch.snapshot
+
+
 async def test_tokens_that_expire_are_fetched_again(tmp_path: Path) -> None:
     keys = trustme.CA().issue_cert("jwt")
     keys.private_key_pem.write_to_path(tmp_path / "key.pem")

@@ -234,6 +234,7 @@ async def test_a_loss_that_is_mended_or_unwanted_is_not_told() -> None:
 async def test_a_lost_lease_is_granted_again_under_its_id(autojump_clock: MockClock) -> None:
     fake = quiet_etcd()
     async with open_etcd_store(SETTINGS, fake) as store:
+        await trio.sleep(0.1)  # not in the middle of the first pulse
         await store.put(AT, b"1")
         fake.answers[KEEP] = in_turn(GONE, ALIVE)
         assert await store.wait_lost() == {AT}
@@ -247,6 +248,7 @@ async def test_a_lost_lease_is_granted_again_under_its_id(autojump_clock: MockCl
 async def test_a_lease_that_is_just_going_is_waited_for(autojump_clock: MockClock) -> None:
     fake = quiet_etcd()
     async with open_etcd_store(SETTINGS, fake) as store:
+        await trio.sleep(0.1)  # not in the middle of the first pulse
         await store.put(AT, b"1")
         exists = refuses("etcdserver: lease already exists", 9, 412)
         fake.answers[GRANT] = in_turn(exists, exists, says_json({"ID": "7", "TTL": "10"}))
@@ -431,9 +433,10 @@ async def test_a_store_that_lost_our_lease_is_in_doubt(autojump_clock: MockClock
     """Before it is granted again, when it would seem to have been there all the time."""
     fake = quiet_etcd()
     async with open_etcd_store(SETTINGS, fake) as store:
+        await trio.sleep(0.1)
         fake.answers[KEEP] = in_turn(GONE, ALIVE)
         fake.answers[GRANT] = in_turn(breaks)
-        await trio.sleep(SETTINGS.pulse + 0.1)
+        await trio.sleep(SETTINGS.pulse)
         assert store._contact.in_doubt
         assert not store._contact.is_away
 

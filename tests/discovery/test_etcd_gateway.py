@@ -11,7 +11,7 @@ import trio
 
 from dynamo_trio.discovery.etcd import EtcdSettings, messages
 from dynamo_trio.discovery.etcd.gateway import open_gateway
-from dynamo_trio.discovery.etcd.messages import keep_alive, watch
+from dynamo_trio.discovery.etcd.messages import keep_alive, look_at, watch
 from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
 from tests.discovery.fake_etcd import (
     FakeEtcd,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ALIVE = says_json({"result": {"ID": "7", "TTL": "10"}})
 AB = ("http://a", "http://b")
 AUTH = "/v3/auth/authenticate"
-KEEP = "/v3/lease/keepalive"
+KEEP, LOOK = "/v3/lease/keepalive", "/v3/lease/timetolive"
 USER = {"username": "u", "password": "p"}
 
 
@@ -257,8 +257,27 @@ async def test_a_wrong_password_names_the_user_and_not_the_password() -> None:
     wrong = refuses("etcdserver: authentication failed, invalid user ID or password", 3)
     async with open_fake(FakeEtcd({AUTH: wrong}), username="u", password="secret") as gateway:
         with pytest.raises(StoreRefused, match=r"user 'u': .*authentication failed") as caught:
-            await gateway.ask(keep_alive(7))
+            await gateway.ask(look_at(7))
     assert "secret" not in str(caught.value)
+
+
+async def test_a_lease_is_kept_alive_though_the_password_was_changed(
+    autojump_clock: MockClock,
+) -> None:
+    wrong = refuses("etcdserver: authentication failed, invalid user ID or password", 3)
+    stale = refuses("etcdserver: invalid auth token", 16, 401)
+    fake = FakeEtcd({AUTH: in_turn(TOKEN, wrong), KEEP: ALIVE, LOOK: stale})
+    async with open_fake(fake, **USER) as gateway:
+        await gateway.ask(keep_alive(7))
+        for _ in range(20):
+            with pytest.raises(StoreRefused, match="authentication failed"):
+                await gateway.ask(look_at(7))
+            await gateway.ask(keep_alive(7))
+            await trio.sleep(1.0)
+        assert fake.count(AUTH) == 1 + 20 / 5  # it is much work for etcd
+        fake.answers |= {AUTH: TOKEN, LOOK: says_json({"TTL": "9"})}
+        await gateway.ask(look_at(7))
+    assert fake.asked[-1].token == "t1"
 
 
 async def test_authentication_that_is_off_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,8 @@ import trio
 from dynamo_trio.discovery.changes import PushedWatch
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import Backoff, logger
-from dynamo_trio.discovery.etcd.gateway import refusal, told_apart
+from dynamo_trio.discovery.etcd.failures import told_apart
+from dynamo_trio.discovery.etcd.gateway import refusal
 from dynamo_trio.discovery.etcd.view import View
 from dynamo_trio.errors import StoreGarbled, StoreUnavailable
 

@@ -11,14 +11,16 @@ everywhere ends the round at once.
 
 Every wait has its limit in the settings; nothing is read past the limits in bytes. A token
 is fetched before the first call and again when etcd no longer knows it (it expired, etcd
-restarted, users were changed), then the call is made once more.
+restarted, users were changed), then the call is made once more. If none is given any more (the
+password was changed) the lease, for which none is needed, is kept alive all the same; and
+etcd, to which a password is much work, is not asked again at once.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import socket
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -28,10 +30,11 @@ import trio
 
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import logger
+from dynamo_trio.discovery.etcd.failures import told_apart
 from dynamo_trio.errors import StoreGarbled, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from dynamo_trio.discovery.etcd.messages import Call
     from dynamo_trio.discovery.etcd.settings import EtcdSettings
@@ -47,6 +50,8 @@ _FINAL = {
     *(INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION),
     *(OUT_OF_RANGE, UNAUTHENTICATED),
 }
+#: A user that was refused is not shown again sooner, in seconds.
+_REFUSED_FOR = 5.0
 #: How etcd says, under varying codes, that the token is of no use (any more).
 _STALE_TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is old")
 _NO_AUTH = "authentication is not enabled"
@@ -99,6 +104,9 @@ class Gateway:
     _first: int = 0
     #: "" : none is needed; None: to be fetched.
     _token: str | None = None
+    #: Why no token was given, and until when none is asked for.
+    _refused: StoreRefused | None = None
+    _refused_until: float = -math.inf
 
     async def ask(self, call: Call[A]) -> A:
         """Make a call and read its answer.
@@ -166,7 +174,7 @@ class Gateway:
     # --- the token -----------------------------------------------------------------------
 
     async def _ask_with_token(self, index: int, call: Call[A]) -> A:
-        token = await self._token_from(index)
+        token = await self._token_for(index, call)
         try:
             return await self._ask(index, call, token)
         except StoreRefused as exc:
@@ -180,9 +188,25 @@ class Gateway:
             self._token = None
         return stale and self._settings.username is not None
 
+    async def _token_for(self, index: int, call: Call[A]) -> str:
+        try:
+            return await self._token_from(index)
+        except StoreRefused:
+            if call.needs_user:
+                raise
+            return ""
+
     async def _token_from(self, index: int) -> str:
-        if self._token is None:
+        if self._token is not None:
+            return self._token
+        if self._refused is not None and trio.current_time() < self._refused_until:
+            raise StoreRefused(str(self._refused), code=self._refused.code)
+        try:
             self._token = await self._authenticate(index)
+        except StoreRefused as exc:
+            if exc.code in _FINAL:
+                self._refused, self._refused_until = exc, trio.current_time() + _REFUSED_FOR
+            raise
         return self._token
 
     async def _authenticate(self, index: int) -> str:
@@ -297,45 +321,6 @@ class Lines(Generic[T]):
         if chunk is None:
             raise StoreUnavailable("the stream ended")
         return chunk
-
-
-@contextmanager
-def told_apart() -> Iterator[None]:
-    """What HTTP and the network do wrong, as one kind of error with a text that names it."""
-    try:
-        yield
-    except trio.TooSlowError:
-        raise StoreUnavailable("no whole answer in time") from None
-    except httpx.RemoteProtocolError as exc:
-        raise StoreGarbled(f"no HTTP as it should be: {exc}") from exc
-    except httpx.ConnectTimeout as exc:
-        raise StoreUnavailable("no connection in time") from exc
-    except httpx.TimeoutException as exc:
-        raise StoreUnavailable("no answer in time") from exc
-    except httpx.ConnectError as exc:
-        raise StoreUnavailable(f"cannot connect: {_root(exc)}") from exc
-    except httpx.TransportError as exc:
-        raise StoreUnavailable(f"{type(exc).__name__}: {_root(exc)}") from exc
-
-
-def _root(exc: BaseException) -> str:
-    """What the system says, or else the first text: errors of TLS stand at a chain's end."""
-    chain = list(_chain(exc))
-    for at in chain:
-        if isinstance(at, ConnectionError) and at.errno:
-            return os.strerror(at.errno)  # its own text repeats the address
-    return next((str(at) for at in chain if str(at)), "no reason given")
-
-
-def _chain(exc: BaseException) -> Iterator[BaseException]:
-    """An error and its causes; of several at once the first."""
-    at: BaseException | None = exc
-    while at is not None:
-        yield at
-        if isinstance(at, BaseExceptionGroup):
-            at = at.exceptions[0]
-        else:
-            at = at.__cause__ or at.__context__
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:

@@ -27,6 +27,8 @@ class Call(Generic[A]):
     answer: type[A]
     #: The answer may be as large as a bucket.
     is_large: bool = False
+    #: etcd asks who one is.
+    needs_user: bool = True
 
 
 # --- answers -----------------------------------------------------------------------------
@@ -138,7 +140,8 @@ def grant(lease: int, ttl: float) -> Call[Lease]:
 
 
 def keep_alive(lease: int) -> Call[KeptAlive]:
-    return Call("/v3/lease/keepalive", _encode({"ID": str(lease)}), KeptAlive)
+    body = _encode({"ID": str(lease)})
+    return Call("/v3/lease/keepalive", body, KeptAlive, needs_user=False)
 
 
 def look_at(lease: int) -> Call[Lease]:
