@@ -224,7 +224,7 @@ class FileStore(Store):
         try:
             await self._io(partial(files.require_writable, directories))
             if not touched:
-                await self._io(partial(files.probe, self._settings.root))
+                await self._io(partial(files.probe, self._settings.root, directories))
         except StoreUnavailable as exc:
             self._failed(exc)
             return False

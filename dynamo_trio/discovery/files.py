@@ -155,12 +155,30 @@ def require_writable(directories: Iterable[Path]) -> None:
             continue
 
 
-def probe(directory: Path) -> None:
-    """See whether a file in the directory can be made and touched just now.
+def probe(root: Path, below: Iterable[Path]) -> None:
+    """See whether a file can be made and touched just now.
+
+    In the root, where nobody listens; if that is not ours to write to, in one ``below`` it.
 
     Raises:
-        OSError: it cannot, or the directory is not there.
+        OSError: it cannot, or the directories are not there.
     """
+    try:
+        _probe(root)
+    except OSError:
+        if not any(_takes_touches(directory) for directory in below):
+            raise
+
+
+def _takes_touches(directory: Path) -> bool:
+    try:
+        _probe(directory)
+    except OSError:
+        return False
+    return True
+
+
+def _probe(directory: Path) -> None:
     path = directory / (TEMPORARY + secrets.token_hex(8))
     with path.open("xb"):
         pass

@@ -447,10 +447,12 @@ async def test_the_clocks_of_others_say_nothing_of_who_lives(
 
 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
-    files.probe(tmp_path)
+    files.probe(tmp_path, [])
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        files.probe(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="none"):
+        files.probe(tmp_path / "none", [tmp_path / "neither"])
+    files.probe(tmp_path / "none", [tmp_path / "neither", tmp_path])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_may_not_be_written_is_told_apart(
@@ -471,10 +473,10 @@ from dynamo_trio.discovery import files
 
 root = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", root], check=True)
-files.probe(root)
+files.probe(root, [root])
 files.require_writable([root])
 subprocess.run(["mount", "-o", "remount,ro", root], check=True)
-for refused in (lambda: files.probe(root), lambda: files.require_writable([root])):
+for refused in (lambda: files.probe(root, [root]), lambda: files.require_writable([root])):
     try:
         refused()
     except OSError as exc:
@@ -482,7 +484,7 @@ for refused in (lambda: files.probe(root), lambda: files.require_writable([root]
     else:
         raise AssertionError("not refused")
 subprocess.run(["mount", "-o", "remount,rw", root], check=True)
-files.probe(root)
+files.probe(root, [root])
 files.require_writable([root])
 print("good")
 """
