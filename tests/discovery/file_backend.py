@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import errno
+import os
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+import pytest
 import trio
 
 from dynamo_trio.discovery import FileSettings, files
@@ -15,7 +18,7 @@ from dynamo_trio.wire.dynamo.keys import file_name
 from tests.discovery.backends import instance
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from dynamo_trio.discovery import Record
@@ -62,3 +65,20 @@ def strangers_file(root: Path, record: Record, modified: float) -> Path:
     path = path_of(root, record)
     files.write(path, spell(record), modified)
     return path
+
+
+@contextmanager
+def full() -> Iterator[None]:
+    """No space is left: nothing can be made, but what is there can be touched."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(files, "write", refuse)
+        broken.setattr(files, "probe", refuse)
+        yield
+
+
+def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    return [message for message in caplog.messages if words in message]
