@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -34,6 +33,7 @@ from tests.discovery.file_backend import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from trio.testing import MockClock
 
