@@ -94,7 +94,7 @@ def shielded(limit: float) -> trio.CancelScope:
 
 
 #: What an interrupted call gets to return in any case, in seconds, before it counts as hung.
-PATIENCE = 0.5
+PATIENCE = 2.0
 
 
 class Host(ABC):
