@@ -30,8 +30,8 @@ from dynamo_trio.lifecycle import Admission, CutReason, Outcome
 from dynamo_trio.plane.abc import AcceptedCall, Outbox
 
 if TYPE_CHECKING:
-    from dynamo_trio.component_metrics import CallRecord
     from dynamo_trio.context import Context
+    from dynamo_trio.metrics.component import CallRecord
     from dynamo_trio.wire.dynamo.codec import Codec
 
 logger = logging.getLogger("dynamo_trio.endpoint")

@@ -26,7 +26,7 @@ from dynamo_trio.wire.dynamo.codec import Codec, per_codec
 from dynamo_trio.wire.llm import PreprocessedRequest, read_request
 
 if TYPE_CHECKING:
-    from dynamo_trio.component_metrics import EndpointMetrics
+    from dynamo_trio.metrics.component import EndpointMetrics
     from dynamo_trio.plane.abc import Outbox, RequestHead
 
 #: ``async def handler(request)`` or ``async def handler(request, context)``, a generator.

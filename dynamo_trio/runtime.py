@@ -21,7 +21,6 @@ import attrs
 import trio
 
 from dynamo_trio.client import INHIBITED, Client, open_client
-from dynamo_trio.component_metrics import ComponentMetrics
 from dynamo_trio.discovery import (
     Discovery,
     EndpointId,
@@ -32,6 +31,7 @@ from dynamo_trio.discovery import (
 from dynamo_trio.endpoint import EndpointService, Handler
 from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.lifecycle import Lifecycle, Timetable
+from dynamo_trio.metrics.component import ComponentMetrics
 from dynamo_trio.plane import MemoryPlane, RequestPlane
 from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
 

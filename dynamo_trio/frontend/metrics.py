@@ -21,7 +21,7 @@ from dynamo_trio.errors import (
     ModelNotFound,
     Overloaded,
 )
-from dynamo_trio.exposition import expose
+from dynamo_trio.metrics.exposition import expose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 ``dynamo_component_*`` are told for each endpoint. Every request has one terminal outcome,
 counted when its record ends; so whenever an endpoint is idle its ``inflight_requests`` is 0.
-``dynamo_work_handler_*`` are told for the process (:mod:`dynamo_trio.work_metrics`).
+``dynamo_work_handler_*`` are told for the process (:mod:`dynamo_trio.metrics.work`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.registry import Collector
 
 from dynamo_trio.errors import DynamoException, InvalidArgument, LocalProtocolError, ProtocolError
-from dynamo_trio.exposition import expose
 from dynamo_trio.lifecycle import Outcome
-from dynamo_trio.work_metrics import WorkMetrics
+from dynamo_trio.metrics.exposition import expose
+from dynamo_trio.metrics.work import WorkMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
