@@ -259,8 +259,18 @@ class Endpoint:
         handler: Handler,
         graceful_shutdown: bool = True,
         metrics_labels: Sequence[tuple[str, str]] | None = None,
+        health_check_payload: Mapping[str, object] | None = None,
     ) -> None:
-        """Serve until the process has stopped (``dynamo.runtime``'s form of :meth:`serving`)."""
+        """Serve until the process has stopped (``dynamo.runtime``'s form of :meth:`serving`).
+
+        Raises:
+            InvalidArgument: there is a ``health_check_payload``: nothing would ever send it.
+        """
+        if health_check_payload is not None:
+            raise InvalidArgument(
+                "health_check_payload: canary health checks are not there yet; leave it None",
+                param="health_check_payload",
+            )
         serving = self.serving(
             handler, graceful_shutdown=graceful_shutdown, metrics_labels=metrics_labels
         )

@@ -212,7 +212,8 @@ def statuses(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
 def look(directory: Path, before: Mapping[str, Content]) -> Look:
     """What is in the directory. Files that did not change since ``before`` are not read again.
 
-    A file without content is one that somebody has yet to write.
+    A file without content is one that somebody has yet to write: until then it holds what it
+    held before, if anything.
 
     Raises:
         OSError: the directory cannot be read.
@@ -221,7 +222,7 @@ def look(directory: Path, before: Mapping[str, Content]) -> Look:
     found = {
         name: _content(directory / name, s, before.get(name)) for name, s in statuses(directory)
     }
-    files = {name: content for name, content in found.items() if content and content.value}
+    files = {name: content for name, content in found.items() if content is not None}
     return Look((status.st_dev, status.st_ino), files)
 
 
@@ -229,11 +230,12 @@ def _content(path: Path, status: os.stat_result, before: Content | None) -> Cont
     if before is not None and before.stamp == Stamp.of(status):
         return before
     try:
-        return _read(path)
+        content = _read(path)
     except FileNotFoundError:
         return None
     except OSError:  # unreadable is not the same as gone
         return before
+    return content if content.value else before
 
 
 def read_value(path: Path) -> bytes:

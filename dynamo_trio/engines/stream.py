@@ -9,9 +9,10 @@ import trio
 from attrs import define, field
 
 from dynamo_trio import errors
+from dynamo_trio.engines.protocol import Delta
 
 if TYPE_CHECKING:
-    from dynamo_trio.engines.protocol import Delta, Request
+    from dynamo_trio.engines.protocol import Request
 
 
 @define(eq=False)
@@ -24,17 +25,25 @@ class DeltaStream:
     """
 
     request: Request
-    # Invariant: at most max_tokens + 1 deltas, since each but the last carries a token and
-    # the engine lets no more tokens pass. So a slow consumer never stops the engine.
+    # Invariant: at most max_tokens + 2 deltas, since each but the last, and that of a stop,
+    # carries a token and the engine lets no more tokens pass. So a slow consumer never stops
+    # the engine.
     _buffer: deque[Delta] = field(factory=deque, init=False)
     _consumer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     _ended: bool = field(default=False, init=False)
+    _stopped: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
     def push(self, delta: Delta) -> None:
         """The engine's end: never blocks, wakes the consumer."""
         self._buffer.append(delta)
         self._consumer.unpark()
+
+    def stop(self) -> None:
+        """End the iteration with an ``aborted`` delta, behind those that are there already."""
+        if not self._stopped:
+            self._stopped = True
+            self.push(Delta(self.request.request_id, (), "aborted"))
 
     def close(self) -> None:
         """Drop what is buffered and refuse further reading."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dynamo_trio.engines import Delta, Engine, Request
 from dynamo_trio.wire.llm import (
     CompletionUsage,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from dynamo_trio import engines
     from dynamo_trio.context import Context
     from dynamo_trio.endpoint import Handler
+    from dynamo_trio.engines.stream import DeltaStream
     from dynamo_trio.wire.llm import FinishReason
 
 
@@ -61,11 +64,25 @@ def engine_handler(engine: Engine) -> Handler:
     ) -> AsyncGenerator[LLMEngineOutput, None]:
         prompt, sent = len(request.token_ids), 0
         async with engine.open(to_engine(request, context.id())) as deltas:
+            context.link(_StopsWith(deltas))
             async for delta in deltas:
                 sent += len(delta.token_ids)
                 yield _output(delta, prompt, sent)
 
     return generate
+
+
+@attrs.frozen(eq=False)
+class _StopsWith:
+    """Lets an engine's stream end, at once, when its request is stopped."""
+
+    deltas: DeltaStream
+
+    def stop_generating(self) -> None:
+        self.deltas.stop()
+
+    def kill(self) -> None:
+        self.deltas.stop()
 
 
 def _output(delta: Delta, prompt: int, sent: int) -> LLMEngineOutput:

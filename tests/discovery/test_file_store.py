@@ -324,6 +324,20 @@ async def test_a_half_written_file_is_left_out_until_it_is_whole(
         assert await watch.next_change() == Put(instance(1))
 
 
+async def test_a_file_that_is_emptied_holds_what_it_held(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    path = strangers_file(tmp_path, instance(1), wall())
+    async with discovery_in(tmp_path) as discovery, discovery.watch(Instance) as watch:
+        assert list(watch.snapshot.values()) == [instance(1)]
+        path.write_bytes(b"")
+        with trio.move_on_after(2) as nothing:
+            await watch.next_change()
+        assert nothing.cancelled_caught
+        path.write_bytes(spell(instance(1, 9001)))
+        assert await watch.next_change() == Put(instance(1, 9001))
+
+
 async def test_a_watch_sees_a_new_file_a_replaced_one_and_its_end_in_order(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

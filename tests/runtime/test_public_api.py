@@ -327,6 +327,12 @@ async def test_serve_endpoint_returns_when_the_process_has_stopped() -> None:
                     raise AssertionError("it must not open")
 
 
+async def test_a_health_check_that_nothing_would_send_is_refused() -> None:
+    async with open_runtime() as runtime:
+        with pytest.raises(InvalidArgument, match="not there yet"):
+            await runtime.endpoint(NAME).serve_endpoint(echo, health_check_payload={"a": 1})
+
+
 def exposition(runtime: DistributedRuntime) -> list[str]:
     return runtime.metrics.exposition().decode().splitlines()
 
