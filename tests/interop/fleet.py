@@ -169,7 +169,9 @@ class Fleet:
         return EtcdStore(client)
 
     def _environ(self, store: Store, more: Mapping[str, str]) -> dict[str, str]:
-        return clean_environ(HOME=self.home()) | LOCAL | dict(store.environ) | dict(more)
+        base = clean_environ(HOME=self.home()) | LOCAL | dict(store.environ) | dict(more)
+        # What these processes run is covered by tests/programs; here it would only be slower.
+        return {name: value for name, value in base.items() if not name.startswith("COVERAGE_")}
 
     # --- NVIDIA's -----------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.programs.conftest import MODEL, wait_instances
 from tests.standalone.harness import Http1, ask, chat, metric, open_streams
 
@@ -16,6 +18,7 @@ CHAT = "/v1/chat/completions"
 asks = partial(chat, model=MODEL)
 
 
+@pytest.mark.soak
 def test_a_killed_worker_costs_one_request(fleet: Fleet) -> None:
     _, dies = fleet.worker(), fleet.worker()
     # Longer than any key lives, so that one failure is all that there may be.
