@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import errno
 import logging
-import math
 import os
 import resource
 import socket
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.errors import ConfigError, PortInUse
 from dynamo_trio.plane.tcp.tls import greet
 
@@ -91,7 +91,7 @@ class Lobby:
 
     #: Oldest first.
     _waiting: dict[trio.CancelScope, None] = attrs.field(factory=dict)
-    _complained_at: float = -math.inf
+    _complaint: Seldom = attrs.field(factory=lambda: Seldom(COMPLAIN_EVERY))
 
     def enter(self, connection: trio.CancelScope) -> None:
         """It has come; cancelling the scope closes it."""
@@ -100,19 +100,16 @@ class Lobby:
             oldest = next(iter(self._waiting))
             self.leave(oldest)
             oldest.cancel("there are too many like it")
-            self._complain()
+            self._complaint.log(
+                logger,
+                logging.WARNING,
+                "over %d connections on which nothing of use was said; the oldest are closed",
+                len(self._waiting),
+            )
 
     def leave(self, connection: trio.CancelScope) -> None:
         """It has ended, or its peer is one of ours."""
         self._waiting.pop(connection, None)
-
-    def _complain(self) -> None:
-        if trio.current_time() - self._complained_at >= COMPLAIN_EVERY:
-            self._complained_at = trio.current_time()
-            logger.warning(
-                "over %d connections on which nothing of use was said; the oldest are closed",
-                len(self._waiting),
-            )
 
 
 def _room() -> int:
@@ -129,7 +126,7 @@ async def accept_connections(
     Having no room for one more is waited out. What ``serve`` raises ends its own connection,
     and is logged: it is our mistake, since a peer's fault is no exception there.
     """
-    complained_at, lobby = -math.inf, Lobby()
+    complaint, lobby = Seldom(COMPLAIN_EVERY), Lobby()
     async with listener:
         while True:
             try:
@@ -137,9 +134,8 @@ async def accept_connections(
             except OSError as exc:
                 if exc.errno not in NO_ROOM:
                     raise
-                if trio.current_time() - complained_at >= COMPLAIN_EVERY:
-                    complained_at = trio.current_time()
-                    logger.error("cannot accept connections: %s", os.strerror(exc.errno or 0))
+                why = os.strerror(exc.errno or 0)
+                complaint.log(logger, logging.ERROR, "cannot accept connections: %s", why)
                 await trio.sleep(RETRY_ACCEPT)
             else:
                 nursery.start_soon(_contain, stream, serve, lobby)
