@@ -114,6 +114,8 @@ class DistributedRuntime:
             return
         self._registered[instance.key] = instance
         await self.discovery.register(instance)
+        if instance.key not in self._registered:
+            return  # it was withdrawn while this waited
         self.was_found = True
         logger.info("serving %s as instance %x", instance.endpoint, instance.instance_id)
 

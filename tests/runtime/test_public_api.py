@@ -422,3 +422,23 @@ def test_engine_routes_are_named_once() -> None:
                     runtime.register_engine_route(bad, profile)
 
     trio.run(main)
+
+
+@attrs.define(eq=False)
+class Slow(MemoryDiscovery):
+    """A store in which a registration takes its time."""
+
+    async def register(self, record: Any) -> None:
+        await trio.sleep(5)
+        await super().register(record)
+
+
+async def test_what_is_withdrawn_while_it_registers_was_never_found() -> None:
+    async with open_runtime(discovery=Slow()) as runtime, trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.endpoint(NAME).serve_endpoint, echo)
+        await trio.sleep(1)
+        await runtime.unregister_all()
+        await trio.sleep(10)
+        assert not runtime.was_found
+        assert runtime.endpoint_states() == {"generate": False}
+        runtime.shutdown()
