@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dynamo_trio.context import Context as Context
     from dynamo_trio.decorators import dynamo_endpoint as dynamo_endpoint
     from dynamo_trio.decorators import dynamo_worker as dynamo_worker
+    from dynamo_trio.graceful import graceful_shutdown as graceful_shutdown
+    from dynamo_trio.graceful import install_signal_handlers as install_signal_handlers
     from dynamo_trio.lifecycle import Hooks as Hooks
     from dynamo_trio.lifecycle import Lifecycle as Lifecycle
     from dynamo_trio.lifecycle import Phase as Phase
@@ -41,6 +43,8 @@ _HOMES = {
     "Timetable": "dynamo_trio.lifecycle",
     "dynamo_endpoint": "dynamo_trio.decorators",
     "dynamo_worker": "dynamo_trio.decorators",
+    "graceful_shutdown": "dynamo_trio.graceful",
+    "install_signal_handlers": "dynamo_trio.graceful",
     "open_runtime": "dynamo_trio.runtime",
 }
 
@@ -58,6 +62,8 @@ __all__ = [
     "__version__",
     "dynamo_endpoint",
     "dynamo_worker",
+    "graceful_shutdown",
+    "install_signal_handlers",
     "open_runtime",
 ]
 

@@ -4,15 +4,18 @@ The instances come from a discovery watch that runs in a nursery task; choosing
 one is a plain call on the last known view, so a store that is away costs nothing.
 
 A worker that dies stays in that view until its registration expires. So an instance that
-could not be reached is left out of the choice for a while (:class:`Inhibitions`).
+could not be reached is left out of the choice for a while (:class:`Inhibitions`). One that a
+plane has seen stop, or fall silent, is left out for as long as that holds, and strictly: a
+request to it would surely be lost, or refused.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ import attrs
 import trio
 from typing_extensions import TypeVar
 
+from dynamo_trio.bidirectional import BidirectionalStream
+from dynamo_trio.console.logs import trace
+from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.context import Context
 from dynamo_trio.discovery import Discovery, EndpointId, Instance, Put
 from dynamo_trio.errors import (
@@ -29,16 +35,19 @@ from dynamo_trio.errors import (
     DynamoException,
     NoWorker,
 )
-from dynamo_trio.plane import RequestHead
+from dynamo_trio.plane import Planes, RequestHead
 from dynamo_trio.response_stream import ResponseStream
+from dynamo_trio.wire.deadline import with_deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from types import TracebackType
 
     from dynamo_trio.plane import ClientStream, ItemSink, RequestPlane
     from dynamo_trio.wire.dynamo.codec import Codec
 
 T = TypeVar("T", default=Any)
+S = TypeVar("S", bound=ResponseStream[Any])
 
 logger = logging.getLogger("dynamo_trio.client")
 
@@ -101,6 +110,11 @@ class _Listener:
     _sink: ItemSink
     _on_unreached: Callable[[DynamoException], object]
     _begun: bool = False
+    #: Invariant: the sink's own as soon as the stream has begun, so that tokens pay nothing here.
+    feed_tokens: Callable[[Sequence[int]], None] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.feed_tokens = self._feed_first
 
     def expect(self, codec: Codec) -> None:
         self._sink.expect(codec)
@@ -108,6 +122,11 @@ class _Listener:
     def feed(self, payloads: Sequence[bytes]) -> None:
         self._begun = True
         self._sink.feed(payloads)
+
+    def _feed_first(self, token_ids: Sequence[int]) -> None:
+        self._begun = True
+        self.feed_tokens = self._sink.feed_tokens
+        self.feed_tokens(token_ids)
 
     def finish(self, error: DynamoException | None) -> None:
         if isinstance(error, _UNREACHED) and not self._begun:
@@ -120,11 +139,16 @@ class Client:
     """The instances of one endpoint, and streams to them (``dynamo.runtime.Client``)."""
 
     endpoint: EndpointId
-    _planes: Mapping[str, RequestPlane]
+    _planes: Planes
     inhibitions: Inhibitions = attrs.field(factory=Inhibitions)
     _instances: dict[int, Instance] = attrs.field(factory=dict)
     _turn: itertools.count[int] = attrs.field(factory=itertools.count)
+    #: The turn of requests that others have failed. They take none of the first ones: else all
+    #: of these would begin with the one of two instances that always refuses.
+    _turn_again: itertools.count[int] = attrs.field(factory=itertools.count)
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    #: Requests for which there is only a worker with none of our planes.
+    _unasked: Seldom = attrs.field(factory=lambda: Seldom(TELL_EVERY))
 
     def instance_ids(self) -> list[int]:
         """The ids of all known instances, in the order in which they were found."""
@@ -148,22 +172,21 @@ class Client:
         """Wait until an instance comes, changes or goes."""
         await self._changed.park()
 
-    def pick(self) -> Instance:
-        """The next instance in turn.
+    def pick(self, without: Collection[int] = ()) -> Instance:
+        """The next instance in turn, but none with an id in ``without``: those failed before.
 
         Raises:
-            NoWorker: there is none.
+            NoWorker: there is none that takes requests.
         """
-        instances = self._some()
-        return instances[next(self._turn) % len(instances)]
+        return self._choose(next(self._turn_again if without else self._turn), without)
 
-    def pick_random(self) -> Instance:
-        """An instance at random.
+    def pick_random(self, without: Collection[int] = ()) -> Instance:
+        """An instance at random; otherwise as :meth:`pick`.
 
         Raises:
-            NoWorker: there is none.
+            NoWorker: there is none that takes requests.
         """
-        return random.choice(self._some())
+        return self._choose(random.getrandbits(32), without)
 
     def find(self, instance_id: int) -> Instance:
         """The instance with this id.
@@ -176,16 +199,57 @@ class Client:
         except KeyError:
             raise NoWorker(f"there is no instance {instance_id:x} of {self.endpoint}") from None
 
-    def _some(self) -> list[Instance]:
+    def _choose(self, number: int, without: Collection[int]) -> Instance:
+        """The instance with this number, among those that may be asked.
+
+        As a rule that is everybody; so only the one that is chosen is looked at, and the rest
+        if it may not be asked.
+        """
+        likely = self.inhibitions.filter(self._others(without))
+        if likely and self._takes_requests(one := likely[number % len(likely)]):
+            return one
+        some = self.inhibitions.filter(self._willing(without))
+        return some[number % len(some)]
+
+    def _takes_requests(self, instance: Instance) -> bool:
+        at = instance.transports
+        return self._planes.speak(at) and not self._planes.avoid(at)
+
+    def _others(self, without: Collection[int]) -> list[Instance]:
+        if not without:
+            return self.instances()
+        return [i for i in self._instances.values() if i.instance_id not in without]
+
+    def _willing(self, without: Collection[int]) -> list[Instance]:
+        """Everybody who takes requests, as far as is known; raises if that is nobody."""
         if not self._instances:
             raise NoWorker(f"no worker serves {self.endpoint} at the moment")
-        return self.inhibitions.filter(self.instances())
+        if willing := [i for i in self._others(without) if self._takes_requests(i)]:
+            return willing
+        if without:
+            raise NoWorker(f"no other worker of {self.endpoint} can be asked")
+        if any(self._planes.speak(i.transports) for i in self.instances()):
+            raise NoWorker(f"every worker of {self.endpoint} is stopping, or does not answer")
+        unlike = self._planes.unlike(self.instances()[0].transports)
+        text = "no worker of %s can be asked: one of them %s"
+        self._unasked.log(logger, logging.WARNING, text, self.endpoint, unlike)
+        raise NoWorker(f"no worker of {self.endpoint} has a request plane that is spoken here")
 
-    @asynccontextmanager
-    async def open_stream(
-        self, instance: Instance, head: RequestHead, request: object, sink: ItemSink
-    ) -> AsyncIterator[ClientStream]:
+    def open_stream(
+        self,
+        instance: Instance,
+        head: RequestHead,
+        request: object,
+        sink: ItemSink,
+        *,
+        deadline: float = math.inf,
+    ) -> AbstractAsyncContextManager[ClientStream]:
         """Send ``request`` to ``instance``, in its codec; its items go to ``sink``.
+
+        Without headers of its own it belongs to the trace of the current task, if that has one.
+        Where ``head`` says that the request streams in, ``request`` is not looked at. The
+        instance is told when the caller stops waiting: at ``deadline`` on Trio's clock, or when
+        a cancel scope around this ends.
 
         An instance that cannot be reached is left out of the choice for a while.
 
@@ -194,27 +258,21 @@ class Client:
             ConnectionTimeout: it does not answer in time.
             Draining, Overloaded: the instance refused.
         """
-        note = partial(self.inhibitions.note, instance)
-        async with AsyncExitStack() as stack:
-            try:
-                opening = self._open(instance, head, request, _Listener(sink, note))
-                stream = await stack.enter_async_context(opening)
-            except _UNREACHED as exc:
-                note(exc)
-                raise
-            yield stream
+        return _Opening(self, instance, head, request, sink, deadline)
 
-    def _open(
+    def note_unreached(self, instance: Instance, error: DynamoException) -> None:
+        """Leave it out for a while, unless a plane does so already, for just as long as needed."""
+        if not self._planes.avoid(instance.transports):
+            self.inhibitions.note(instance, error)
+
+    def send(
         self, instance: Instance, head: RequestHead, request: object, sink: ItemSink
     ) -> AbstractAsyncContextManager[ClientStream]:
-        sink.expect(instance.codec)
-        head = attrs.evolve(head, codec=instance.codec)
-        for name, plane in self._planes.items():
-            if name in instance.transports:
-                payload = head.codec.encode(request)
-                return plane.open_stream(instance.transports[name], head, payload, sink)
-        raise CannotConnect(
-            f"the worker offers {sorted(instance.transports)}, none of which is spoken here"
+        """As :meth:`open_stream`, for a head that says everything."""
+        sink.expect(head.codec)
+        payload = b"" if head.streams_in else head.codec.encode(request)
+        return self._planes.open_stream(
+            partial(_name, instance), instance.transports, head, payload, sink
         )
 
     # --- asking ---------------------------------------------------------------------------
@@ -257,18 +315,48 @@ class Client:
         """Ask the instance with this id; otherwise as :meth:`round_robin`."""
         return self._ask(lambda: self.find(instance_id), request, context, item_type)
 
-    @asynccontextmanager
-    async def _ask(
+    def bidirectional(
+        self,
+        context: Context | None = None,
+        *,
+        instance_id: int | None = None,
+        item_type: type[T] = _ANY,
+    ) -> AbstractAsyncContextManager[BidirectionalStream[T]]:
+        """Ask an endpoint whose requests stream in: the next instance in turn, or this one.
+
+        What is entered sends items and iterates over the answer's; everything else is as for
+        :meth:`round_robin`. Leaving the block early cancels the request.
+        """
+        stream = BidirectionalStream(item_type)
+        if instance_id is None:
+            return self._exchange(self.pick, None, context, stream)
+        return self._exchange(lambda: self.find(instance_id), None, context, stream)
+
+    def _ask(
         self,
         choose: Callable[[], Instance],
         request: object,
         context: Context | None,
         item_type: type[T],
-    ) -> AsyncIterator[ResponseStream[T]]:
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+        return self._exchange(choose, request, context, ResponseStream(item_type))
+
+    @asynccontextmanager
+    async def _exchange(
+        self,
+        choose: Callable[[], Instance],
+        request: object,
+        context: Context | None,
+        stream: S,
+    ) -> AsyncIterator[S]:
         asking = context or Context()
-        head = RequestHead(asking.id(), asking.metadata)
-        stream = ResponseStream(item_type)
-        async with self.open_stream(choose(), head, request, stream) as handle:
+        streams_in = isinstance(stream, BidirectionalStream)
+        headers = asking.trace.headers() if asking.trace else {}
+        head = RequestHead(asking.id(), asking.metadata, streams_in=streams_in, headers=headers)
+        opening = self.open_stream(
+            choose(), head, request, stream, deadline=asking.prospects.deadline
+        )
+        async with opening as handle:
             stream.attach(handle)
             asking.link(stream)
             try:
@@ -280,20 +368,79 @@ class Client:
 
     def update(self, instance: Instance, *, present: bool) -> None:
         """Note that an instance came, changed or went."""
-        if self._instances.get(instance.instance_id) != instance:
+        known = self._instances.get(instance.instance_id)
+        if known != instance:
             self.inhibitions.lift(instance.instance_id)
-        if present:
-            self._instances[instance.instance_id] = instance
-        else:
+        if not present:
             self._forget(instance.instance_id)
+        elif known != instance:
+            self._instances[instance.instance_id] = instance
+            self._planes.found(instance.transports, _name(instance))
+            if known is not None:  # what both have in common is never out of sight
+                self._planes.gone(known.transports, _name(known))
         self._changed.unpark_all()
+
+    def close(self) -> None:
+        """Forget all instances: nobody will tell of their end any more."""
+        for instance_id in self.instance_ids():
+            self._forget(instance_id)
 
     def _forget(self, instance_id: int) -> None:
         self.inhibitions.lift(instance_id)
         gone = self._instances.pop(instance_id, None)
-        for name, address in () if gone is None else gone.transports.items():
-            if name in self._planes:
-                self._planes[name].instance_gone(address)
+        if gone is not None:
+            self._planes.gone(gone.transports, _name(gone))
+
+
+@attrs.define(eq=False)
+class _Opening:
+    """See :meth:`Client.open_stream`. A class, and no generator, since it is for every request."""
+
+    _client: Client
+    _instance: Instance
+    _head: RequestHead
+    _request: object
+    _sink: ItemSink
+    _deadline: float
+    _inner: AbstractAsyncContextManager[ClientStream] = attrs.field(init=False)
+
+    async def __aenter__(self) -> ClientStream:
+        client, instance = self._client, self._instance
+        note = partial(client.note_unreached, instance)
+        try:
+            sink = _Listener(self._sink, note)
+            self._inner = client.send(instance, self._whole_head(), self._request, sink)
+            return await self._inner.__aenter__()
+        except _UNREACHED as exc:
+            note(exc)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, value, trace)
+
+    def _whole_head(self) -> RequestHead:
+        head = self._head
+        left = min(self._deadline, trio.current_effective_deadline()) - trio.current_time()
+        told = trace.get()
+        return RequestHead(
+            head.request_id,
+            with_deadline(head.metadata, left),
+            self._instance.codec,
+            head.sent_at_ns,
+            head.streams_in,
+            head.annotated,
+            head.headers or (told.headers() if told else {}),
+        )
+
+
+def _name(instance: Instance) -> str:
+    """As it stands in the log."""
+    return f"instance {instance.instance_id:x} of {instance.endpoint}"
 
 
 @asynccontextmanager
@@ -306,9 +453,11 @@ async def open_client(
 ) -> AsyncIterator[Client]:
     """A client whose view of the instances is kept fresh while the block runs.
 
-    ``inhibited``: seconds for which an instance that could not be reached is left out; 0: none.
+    ``planes``: which of them it takes where an instance offers several is their order; clients
+    that share them give the same :class:`~dynamo_trio.plane.Planes`. ``inhibited``:
+    seconds for which an instance that could not be reached is left out; 0: none.
     """
-    client = Client(endpoint, planes, Inhibitions(inhibited))
+    client = Client(endpoint, Planes.of(planes), Inhibitions(inhibited))
     async with discovery.watch(Instance) as watch, trio.open_nursery() as nursery:
         for instance in watch.snapshot.values():
             _apply(client, Put(instance))
@@ -317,6 +466,7 @@ async def open_client(
             yield client
         finally:
             nursery.cancel_scope.cancel("the client is closed")
+            client.close()
 
 
 async def _follow(client: Client, watch: Any) -> None:

@@ -6,12 +6,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
 from dynamo_trio.errors import InvalidArgument
+from dynamo_trio.lifecycle.prospects import Prospects
+
+if TYPE_CHECKING:
+    from dynamo_trio.wire.trace import TraceContext
 
 #: A shield with a limit in seconds, capped by the shutdown's hard deadline.
 Cleanup = Callable[[float], AbstractContextManager[trio.CancelScope]]
@@ -69,15 +73,43 @@ class Context:
     #: What travels with the request. It cannot be changed.
     metadata: Mapping[str, str] = attrs.field(default=None, converter=_read_only)
     _cleanup: Cleanup = plain_cleanup
+    #: How the request may go on: a handler says here what it knows of that.
+    prospects: Prospects = attrs.field(factory=Prospects)
     #: Invariant: killed implies stopped.
     _stopped: trio.Event = attrs.field(factory=trio.Event)
     _killed: bool = False
+    #: Where the request stands in its trace, if that is known.
+    trace: TraceContext | None = attrs.field(default=None, kw_only=True)
     #: Told, once each, what this context is told.
     _followers: list[Follower] = attrs.field(factory=list)
 
     def id(self) -> str:
         """The request's id, the same on every worker that ever serves it."""
         return self._id
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that the request belongs to: 32 hex digits."""
+        return self.trace.trace_id if self.trace else None
+
+    @property
+    def span_id(self) -> str | None:
+        """The span of the request in this process: 16 hex digits."""
+        return self.trace.span_id if self.trace else None
+
+    @property
+    def parent_span_id(self) -> str | None:
+        """The span of who asked: 16 hex digits; None if nobody said so."""
+        return (self.trace.parent_id or None) if self.trace else None
+
+    def trace_headers(self) -> dict[str, str] | None:
+        """What an inference engine is given, so that its spans are below this request's.
+
+        ``traceparent`` and, as far as they came with the request, ``tracestate`` and
+        ``x-request-id``; beside them the request's own id, as ``request-id``. None: nothing is
+        known of a trace.
+        """
+        return {**self.trace.headers(), "request-id": self._id} if self.trace else None
 
     def is_stopped(self) -> bool:
         """Was the generation asked to end early?"""
@@ -104,7 +136,9 @@ class Context:
 
     def child(self, id: str | None = None) -> Context:
         """A context that stops when this one does, but not the other way round."""
-        child = Context(id or self._id, self.metadata, self._cleanup)
+        child = Context(
+            id or self._id, self.metadata, self._cleanup, self.prospects, trace=self.trace
+        )
         self.link(child)
         return child
 

@@ -15,9 +15,10 @@ from dynamo_trio.config.programs import LIBRARY
 from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.lifecycle import Lifecycle
 from dynamo_trio.process import ProcessContext
-from dynamo_trio.program.entry import attach_lifecycle, log_as_set
+from dynamo_trio.program.entry import attach_lifecycle, exporting_as_set, log_as_set
 from dynamo_trio.program.limits import worker_timetable
 from dynamo_trio.program.nest import Nest
+from dynamo_trio.program.stopping import tell_stop
 from dynamo_trio.worker.status import WorkerStatus
 from dynamo_trio.worker.status_server import open_worker_runtime, serve_status
 
@@ -78,6 +79,7 @@ async def _run_worker(
     nest, status = Nest(lifecycle), WorkerStatus(lifecycle)
 
     async def inside(services: trio.Nursery) -> None:
+        services.start_soon(tell_stop, lifecycle)
         await serve_status(status, services, config)
         async with open_worker_runtime(config, status) as runtime:
             nest.ready()  # a stop waits for the function's requests from here on
@@ -87,7 +89,8 @@ async def _run_worker(
                 lifecycle.request_stop("the worker function has returned")
                 await lifecycle.wait_stopped()
 
-    await nest.run(inside)
+    async with exporting_as_set(config, lifecycle):
+        await nest.run(inside)
 
 
 def _lifecycle(config: Config, process: ProcessContext | None, own: str) -> Lifecycle:

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A class answers three questions, so that no caller has to look at a message:
+A class answers four questions, so that no caller has to look at a message:
 
 * ``migratable``: may another worker take the request over?  (Dynamo 1.5.1's
   rule: only what the *worker's side* broke may move.)
@@ -10,6 +10,8 @@ A class answers three questions, so that no caller has to look at a message:
   of h11's ``error_status_hint``.
 * ``reason``: the short machine-readable code that goes into the error envelope's
   ``code`` and into the header ``x-dynamo-reason``.
+* ``retry``: may the same request be sent again to the same address with some hope?  Then
+  the answer has ``Retry-After``; a 5xx that has not tells OpenAI's SDK not to retry.
 
 The names of :class:`DynamoException` and its direct children are those of
 ``dynamo.llm.exceptions``, so that ``except`` clauses port unchanged.
@@ -29,6 +31,7 @@ class DynamoException(Exception):  # the name is Dynamo's
     migratable: ClassVar[bool] = False
     status: ClassVar[int] = 500
     reason: ClassVar[str] = "internal"
+    retry: ClassVar[bool] = False
     #: OpenAI's ``error.type``.
     kind: ClassVar[str] = "internal_server_error"
 
@@ -36,6 +39,18 @@ class DynamoException(Exception):  # the name is Dynamo's
     def message(self) -> str:
         """The text meant for the client; never a path or an address of the server."""
         return str(self) or (self.__doc__ or "").splitlines()[0]
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that has been told, and of those that led to it.
+
+    They hold the frames that the error came through, and so the whole request; some of these
+    frames hold the error (Trio's way back from a thread does). Such a circle stays in memory until
+    the garbage collector comes by.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 class Unknown(DynamoException):
@@ -81,11 +96,43 @@ class RouteNotFound(InvalidArgument):
     reason = "not_found"
 
 
+class NotSupported(InvalidArgument):
+    """A route of OpenAI's API, or of Dynamo's, that this server does not have yet."""
+
+    status = 501
+    reason = "not_implemented"
+
+
+class InvalidApiKey(InvalidArgument):
+    """The server wants an API key, and the request has none, or a wrong one."""
+
+    status = 401
+    reason = "invalid_api_key"
+
+
+class OriginNotAllowed(InvalidArgument):
+    """A web page of another origin asks for a WebSocket."""
+
+    status = 403
+    reason = "origin_not_allowed"
+
+
 class MethodNotAllowed(InvalidArgument):
-    """The path exists, but not with this HTTP method."""
+    """The path exists, but not with this HTTP method; ``methods`` are those that it takes."""
 
     status = 405
     reason = "method_not_allowed"
+
+    def __init__(self, message: str, *, methods: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.methods = methods
+
+
+class UpgradeRequired(InvalidArgument):
+    """The path is one of WebSockets, and the request asks for none."""
+
+    status = 426
+    reason = "upgrade_required"
 
 
 class PayloadTooLarge(InvalidArgument):
@@ -95,8 +142,31 @@ class PayloadTooLarge(InvalidArgument):
     reason = "payload_too_large"
 
 
+class TooManyHeaders(InvalidArgument):
+    """The request has more header fields than the server takes."""
+
+    status = 431
+    reason = "too_many_headers"
+
+
+class HeadTooLarge(InvalidArgument):
+    """Request line and headers together are longer than the server takes."""
+
+    status = 431
+    reason = "head_too_large"
+
+
+class HttpVersionNotSupported(InvalidArgument):
+    """The request is of a version of HTTP that the server does not speak."""
+
+    status = 505
+    reason = "http_version_not_supported"
+
+
 class ClientTooSlow(InvalidArgument):
     """The request did not arrive in time."""
+
+    retry = True
 
     status = 408
     reason = "request_timeout"
@@ -115,15 +185,44 @@ class Cancelled(DynamoException):
 class Draining(DynamoException):
     """The process is stopping: nothing new is admitted. Nothing was begun, so try elsewhere."""
 
+    retry = True
     migratable = True
     status = 503
     reason = "draining"
     kind = "service_unavailable"
 
 
+class UploadsFull(DynamoException):
+    """All that clients are sending at once is more than the server keeps in memory."""
+
+    retry = True
+    status = 503
+    reason = "overloaded"
+    kind = "service_unavailable"
+
+
+class ConnectionsFull(DynamoException):
+    """The server has as many connections as it takes; on this one it tells only how it is."""
+
+    retry = True
+    status = 503
+    reason = "overloaded"
+    kind = "service_unavailable"
+
+
+class ConversationsFull(DynamoException):
+    """The conversations of all realtime sessions are more than the server keeps in memory."""
+
+    retry = True
+    status = 503
+    reason = "overloaded"
+    kind = "service_unavailable"
+
+
 class NoWorker(DynamoException):
     """The model is known, but no worker serves it at the moment."""
 
+    retry = True
     status = 503
     reason = "no_worker"
     kind = "service_unavailable"
@@ -132,6 +231,7 @@ class NoWorker(DynamoException):
 class Overloaded(DynamoException):
     """The worker is full. Another one may have room."""
 
+    retry = True
     migratable = True
     status = 529  # DYN_HTTP_OVERLOAD_STATUS_CODE
     reason = "overloaded"
@@ -141,9 +241,18 @@ class Overloaded(DynamoException):
 class RequestCut(DynamoException):
     """The request was ended by a shutdown limit; what was sent so far is right but incomplete."""
 
+    retry = True
     status = 503
     reason = "cut"
     kind = "service_unavailable"
+
+
+class DeadlineExceeded(DynamoException):
+    """The request has not ended in the time that its caller gave it."""
+
+    status = 504
+    reason = "deadline"
+    kind = "timeout_error"
 
 
 # --- the worker, or the way to it, broke ------------------------------------------
@@ -152,31 +261,54 @@ class RequestCut(DynamoException):
 class CannotConnect(DynamoException):
     """The worker could not be reached, or refused before the stream was established."""
 
+    retry = True
     migratable = True
     status = 503
     reason = "cannot_connect"
     kind = "service_unavailable"
 
 
+class NotConnected(CannotConnect):
+    """The plane has no connection to the worker, and nothing was sent; another plane may."""
+
+
 class Disconnected(DynamoException):
     """The stream ended before generation completed."""
 
+    retry = True
     migratable = True
     status = 500
     reason = "disconnected"
 
 
+class Unanswered(DynamoException):
+    """Every worker that was asked failed before the answer had begun; nothing of it was sent."""
+
+    retry = True
+    status = 503
+    reason = "unanswered"
+    kind = "service_unavailable"
+
+
 class ConnectionTimeout(DynamoException):
     """The worker did not answer in time."""
 
+    retry = True
     migratable = True
     status = 504
     reason = "timeout"
 
 
+class ResponseTimeout(ConnectionTimeout):
+    """The worker has fallen silent in the middle of a request."""
+
+    reason = "response_timeout"
+
+
 class StreamIncomplete(DynamoException):
     """The worker said the stream is over, but it lacks its end."""
 
+    retry = True
     migratable = True
     reason = "stream_incomplete"
 
@@ -184,6 +316,7 @@ class StreamIncomplete(DynamoException):
 class EngineShutdown(DynamoException):
     """The worker's engine is being shut down; ``planned`` marks a hand-over during a drain."""
 
+    retry = True
     migratable = True
     status = 503
     reason = "engine_shutdown"
@@ -231,6 +364,7 @@ class RemoteProtocolError(ProtocolError):
     Another worker may keep to the rules, so a request that met this may go there.
     """
 
+    retry = True
     migratable = True
 
 
@@ -240,6 +374,7 @@ class MessageTooLarge(RemoteProtocolError):
     ``size`` and ``limit`` are bytes of the whole message.
     """
 
+    retry = False
     migratable = False
     status = 413
     reason = "message_too_large"
@@ -257,6 +392,7 @@ class UnexpectedTls(RemoteProtocolError):
 class UnreadableItem(RemoteProtocolError):
     """An item of a stream has not the form of one. As in Dynamo 1.5.1 the request stays here."""
 
+    retry = False
     migratable = False
     reason = "unreadable_item"
 

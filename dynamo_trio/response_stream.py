@@ -16,6 +16,8 @@ from dynamo_trio.errors import (
     RemoteProtocolError,
     UnreadableItem,
 )
+from dynamo_trio.wire.dynamo.codec import MSGPACK
+from dynamo_trio.wire.llm import encode_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +38,9 @@ class ResponseStream(Generic[T]):
 
     item_type: type[T]
     _read: Callable[[bytes], T] | None = None
-    _items: deque[bytes] = attrs.field(factory=deque)
+    _codec: Codec = MSGPACK
+    #: Encoded items, and the tokens of items that were never encoded.
+    _items: deque[bytes | int] = attrs.field(factory=deque)
     _error: DynamoException | None = None
     _ended: bool = False
     _stream: ClientStream | None = None
@@ -47,9 +51,14 @@ class ResponseStream(Generic[T]):
     def expect(self, codec: Codec) -> None:
         kind: Any = Any if self.item_type is object else self.item_type
         self._read = codec.decoder(kind, "item")
+        self._codec = codec
 
     def feed(self, payloads: Sequence[bytes]) -> None:
         self._items.extend(payloads)
+        self._lot.unpark()
+
+    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+        self._items.extend(token_ids)
         self._lot.unpark()
 
     def finish(self, error: DynamoException | None) -> None:
@@ -68,7 +77,8 @@ class ResponseStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        await trio.lowlevel.checkpoint()
+        if self._items or self._ended:
+            await trio.lowlevel.checkpoint()  # before anything is taken, so nothing gets lost
         while not self._items:
             if self._ended:
                 raise self._error or StopAsyncIteration
@@ -87,9 +97,10 @@ class ResponseStream(Generic[T]):
         self._items.clear()
         self.finish(Cancelled("the request was killed"))
 
-    def _decode(self, payload: bytes) -> T:
+    def _decode(self, item: bytes | int) -> T:
         if self._read is None:
             raise LocalProtocolError("items came before their codec was told")
+        payload = item if isinstance(item, bytes) else encode_token(self._codec, item)
         try:
             return self._read(payload)
         except RemoteProtocolError as exc:

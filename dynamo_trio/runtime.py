@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
 )
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,15 +28,26 @@ from dynamo_trio.discovery import (
     MemoryDiscovery,
     ModelCard,
 )
-from dynamo_trio.endpoint import EndpointService, Handler
-from dynamo_trio.errors import InvalidArgument
-from dynamo_trio.lifecycle import Lifecycle, Timetable
+from dynamo_trio.endpoint import AnyHandler, EndpointService
+from dynamo_trio.errors import InvalidArgument, LocalProtocolError
+from dynamo_trio.events import EventPlane, MemoryEvents
+from dynamo_trio.health import Canary, CanarySettings, watched
+from dynamo_trio.lifecycle import Gate, Lifecycle, Timetable
+from dynamo_trio.membership import Membership
 from dynamo_trio.metrics.component import ComponentMetrics
-from dynamo_trio.plane import MemoryPlane, RequestPlane
+from dynamo_trio.metrics.planes import PlaneMetrics
+from dynamo_trio.metrics.shutdown import ShutdownMetrics
+from dynamo_trio.plane import MemoryPlane, Planes, RequestPlane
+from dynamo_trio.plane.net.hosts import routable_address
+from dynamo_trio.temporary import temporary_folder
+from dynamo_trio.turns import Turns
 from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+    from dynamo_trio.metrics.component import EndpointMetrics
 
 
 #: What a status server calls for ``/engine/{route}``.
@@ -44,43 +55,43 @@ EngineRoute = Callable[[dict[str, object]], Awaitable[object]]
 
 logger = logging.getLogger("dynamo_trio.runtime")
 
-#: How long an unregistering waits for accepted requests to be seen as begun, in seconds.
-SETTLE = 1.0
-
 
 @attrs.define(eq=False)
-class DistributedRuntime:
+class DistributedRuntime(Membership):
     """One process's place in the fleet (``dynamo.runtime.DistributedRuntime``)."""
 
-    lifecycle: Lifecycle
-    discovery: Discovery
-    planes: Mapping[str, RequestPlane]
     nursery: trio.Nursery
     instance_id: int = attrs.field(init=False)
     metrics: ComponentMetrics = attrs.field(init=False)
-    #: Requests that each endpoint takes on at once (``DYN_ENGINE_REQUEST_LIMIT``).
+    #: Requests that each endpoint works on at once (``DYN_ENGINE_REQUEST_LIMIT``).
     request_limit: float = math.inf
+    #: Requests that may wait for that (``DYN_DYNAMO_REQUEST_QUEUE_LIMIT``).
+    queue_limit: int = 0
     #: In which our endpoints want their requests (``DYN_REQUEST_PLANE_CODEC``).
     codec: Codec = MSGPACK
     #: For how long clients leave out an instance that they could not reach, in seconds.
     inhibited: float = INHIBITED
+    #: How this process tells events, and hears those of others.
+    events: EventPlane = attrs.field(factory=MemoryEvents)
+    #: Whether, when and with what endpoints with a payload are checked.
+    canary: CanarySettings = attrs.field(factory=CanarySettings)
     #: Routes below ``/engine/`` of the status server; see :meth:`register_engine_route`.
     engine_routes: dict[str, EngineRoute] = attrs.field(factory=dict)
     #: Where other machines reach the status server of this process; None: there is none.
     status_url: str | None = None
     #: Told of each card before others can see it, so that its files can be offered.
     offer_card: Callable[[ModelCard], object] = lambda card: None
-    #: Others could find an endpoint of this process, at least once.
-    was_found: bool = False
-    #: Every instance that is being served, found by others or not.
-    _served: dict[EndpointId, Instance] = attrs.field(factory=dict)
-    #: Invariant: holds every instance that others may find, from before they can.
-    _registered: dict[str, Instance] = attrs.field(factory=dict)
+    #: What the program itself says of its health (:meth:`set_health_status`); None: nothing.
+    declared_ready: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         self.instance_id = self.discovery.assign_instance_id()
         self.metrics = ComponentMetrics(f"{self.instance_id:x}")
-        self.metrics.work.watch(lambda: self.lifecycle.work.count, lambda: self.request_limit)
+        self.metrics.registry.register(PlaneMetrics(self.planes))
+        self.metrics.registry.register(ShutdownMetrics(self.lifecycle))
+        self.metrics.work.watch(
+            lambda: self.lifecycle.work.count, self.request_limit, self.queue_limit
+        )
 
     def endpoint(self, name: str) -> Endpoint:
         """The endpoint ``ns.comp.ep``, to be served or called.
@@ -102,66 +113,27 @@ class DistributedRuntime:
             raise ValueError(f"engine route {route!r}: must be new, not empty, with no slash first")
         self.engine_routes[route] = callback
 
+    def set_health_status(self, ready: bool) -> None:
+        """Say whether the process as a whole is healthy, besides what its endpoints say.
+
+        False: ``/health`` is 503 whatever they say. True: it is 200 without any, too. An endpoint
+        that is not ready, a drain or a stop make it 503 all the same.
+        """
+        self.declared_ready = ready
+
     def shutdown(self) -> None:
         """Begin the graceful stop and return at once. Idempotent."""
         self.lifecycle.request_stop("runtime.shutdown()")
 
-    async def register(self, instance: Instance) -> None:
-        """Let others find this instance. A process that is stopping stays unfound."""
-        if self.lifecycle.stopping:
-            logger.info("%s is not registered: the process is stopping", instance.endpoint)
-            await trio.lowlevel.checkpoint()
-            return
-        self._registered[instance.key] = instance
-        await self.discovery.register(instance)
-        if instance.key not in self._registered:
-            return  # it was withdrawn while this waited
-        self.was_found = True
-        logger.info("serving %s as instance %x", instance.endpoint, instance.instance_id)
+    def temporary_folder(self, prefix: str = "dynamo_trio-") -> AbstractAsyncContextManager[Path]:
+        """A new folder for ``async with``, removed when the block is left, however it is left.
 
-    def served(self, endpoint: EndpointId) -> Instance:
-        """The instance of an endpoint that is being served here.
+        The removal takes at most 5 s, and less where a stop has less time left.
 
         Raises:
-            InvalidArgument: it is not.
+            OSError: when entered: it cannot be made.
         """
-        if endpoint not in self._served:
-            raise InvalidArgument(f"{endpoint} is not served by this process")
-        return self._served[endpoint]
-
-    def endpoint_states(self) -> dict[str, bool]:
-        """Name of every endpoint that is served here -> may others find it?"""
-        states: dict[str, bool] = {}
-        for endpoint, instance in self._served.items():
-            found = instance.key in self._registered
-            states[endpoint.name] = states.get(endpoint.name, True) and found
-        return states
-
-    @contextmanager
-    def serves(self, instance: Instance) -> Iterator[None]:
-        """Note that ``instance`` is served while the block runs."""
-        self._served[instance.endpoint] = instance
-        try:
-            yield
-        finally:
-            del self._served[instance.endpoint]
-
-    async def unregister(self, instance: Instance) -> None:
-        """Leave the routing pool; requests that are running, or still arrive, are served."""
-        if self._registered.pop(instance.key, None) is not None:
-            await self.discovery.unregister(instance)
-
-    async def unregister_all(self) -> None:
-        """Withdraw every instance of this process, all at once."""
-        await self._settle()
-        async with trio.open_nursery() as nursery:
-            for instance in list(self._registered.values()):
-                nursery.start_soon(self.unregister, instance)
-
-    async def _settle(self) -> None:
-        with trio.move_on_after(SETTLE):
-            for plane in self.planes.values():
-                await plane.settle()
+        return temporary_folder(self.lifecycle, prefix)
 
 
 @attrs.frozen(eq=False)
@@ -202,63 +174,123 @@ class Endpoint:
     @asynccontextmanager
     async def serving(
         self,
-        handler: Handler,
+        handler: AnyHandler,
         *,
         graceful_shutdown: bool = True,
         metrics_labels: Sequence[tuple[str, str]] | None = None,
         request_type: type = object,
         card: ModelCard | None = None,
+        annotated: bool = True,
+        listed: bool = True,
+        streams_in: bool = False,
+        health_check_payload: Mapping[str, object] | None = None,
     ) -> AsyncIterator[Instance]:
         """Serve the endpoint while the block runs; entered, it is registered.
 
         ``metrics_labels`` are further labels of its metrics. Requests are decoded to
         ``request_type``, or to plain lists, maps and numbers. With a ``card`` frontends offer
-        its model (:func:`~dynamo_trio.models.card_builder.make_card`).
+        its model (:func:`~dynamo_trio.models.card_builder.make_card`). ``annotated=False`` is
+        for the few endpoints whose items lie in no ``Annotated`` on Dynamo's wire; on that wire
+        a failure is then only an answer that breaks off. ``listed=False``: it is a helper of
+        others, and the process's health says nothing of it. ``streams_in``: see
+        :meth:`serving_bidirectional`.
+
+        With a ``health_check_payload``, and ``DYN_HEALTH_CHECK_ENABLED``, the handler is given it
+        as a request now and then (:mod:`dynamo_trio.health.canary`), the first time before the
+        endpoint is registered. While it does not answer, the endpoint is not found.
 
         Leaving the block waits for nothing: requests that still run are cancelled.
         The orderly way out is the lifecycle's, which waits before this block is left.
+
+        Raises:
+            InvalidArgument: ``health_check_payload`` is no mapping, or has what the codec cannot
+                spell; or requests stream in, and have no payload.
         """
         runtime = self.runtime
+        payload = _payload(health_check_payload, runtime.codec, streams_in=streams_in)
         async with trio.open_nursery() as requests:
-            service = EndpointService(
+            make = partial(
+                EndpointService,
                 self.id.name,
                 handler,
-                runtime.lifecycle.work,
-                requests,
-                runtime.lifecycle,
-                runtime.metrics.endpoint(self.id, metrics_labels or ()),
-                graceful=graceful_shutdown,
+                nursery=requests,
+                lifecycle=runtime.lifecycle,
                 request_type=request_type,
-                request_limit=runtime.request_limit,
             )
-            async with self._announced(service, card) as instance:
+            service = make(
+                gate=runtime.lifecycle.work,
+                metrics=runtime.metrics.endpoint(self.id, metrics_labels or ()),
+                graceful=graceful_shutdown,
+                streams_in=streams_in,
+                turns=Turns(runtime.request_limit, runtime.queue_limit),
+            )
+            canary: _CanaryOf | None = None
+            if payload is not None and runtime.canary.enabled:
+                canary = partial(self._canary, make, service.metrics, payload)
+            announced = self._announced(service, card, canary, annotated=annotated, listed=listed)
+            async with announced as instance:
                 yield instance
             requests.cancel_scope.cancel("the endpoint is closed")
 
     @asynccontextmanager
     async def _announced(
-        self, service: EndpointService, card: ModelCard | None
+        self,
+        service: EndpointService,
+        card: ModelCard | None,
+        canary: _CanaryOf | None,
+        *,
+        annotated: bool,
+        listed: bool,
     ) -> AsyncIterator[Instance]:
         runtime = self.runtime
         path = f"{runtime.instance_id:x}/{self.id.name}"
-        async with _serve_on_all(runtime.planes, path, service) as transports:
+        serving = _serve_on_all(runtime.planes, path, service, annotated=annotated)
+        async with serving as transports:
             instance = Instance(self.id, runtime.instance_id, transports, runtime.codec)
-            with runtime.serves(instance):
-                try:
+            try:
+                with runtime.serves(instance, listed=listed):
                     if card is not None:
                         runtime.offer_card(card)
                         await runtime.discovery.register(card)
-                    await runtime.register(instance)
-                    yield instance
-                finally:
-                    with runtime.lifecycle.cleanup(2.0):
-                        await runtime.unregister(instance)
-                        if card is not None:
-                            await runtime.discovery.unregister(card)
+                    async with AsyncExitStack() as checks:
+                        if canary is not None:
+                            await runtime.set_healthy(instance, False)
+                            await checks.enter_async_context(watched(canary(instance)))
+                        await runtime.register(instance)
+                        yield instance
+            finally:
+                with runtime.lifecycle.cleanup(2.0):
+                    await runtime.retire(instance, card)
+
+    def _canary(
+        self,
+        make: Callable[..., EndpointService],
+        metrics: EndpointMetrics,
+        payload: bytes,
+        instance: Instance,
+    ) -> Canary:
+        """The health checks of an instance: they pass through no gate that a stop waits for,
+        and count in no metrics of requests."""
+        runtime = self.runtime
+        gate = Gate(f"canary of {self.id.name}")
+        runtime.lifecycle.watch_probes(gate)
+        apart = ComponentMetrics(f"{runtime.instance_id:x}").endpoint(self.id)
+        return Canary(
+            str(self.id),
+            payload,
+            runtime.canary,
+            make(gate=gate, metrics=apart),
+            gate,
+            activity=metrics.given,
+            wanted=partial(runtime.is_wanted, instance),
+            tell=partial(runtime.set_healthy, instance),
+            stopping=runtime.lifecycle.wait_stop_requested,
+            codec=runtime.codec,
+        )
 
     async def serve_endpoint(
         self,
-        handler: Handler,
+        handler: AnyHandler,
         graceful_shutdown: bool = True,
         metrics_labels: Sequence[tuple[str, str]] | None = None,
         health_check_payload: Mapping[str, object] | None = None,
@@ -266,30 +298,100 @@ class Endpoint:
         """Serve until the process has stopped (``dynamo.runtime``'s form of :meth:`serving`).
 
         Raises:
-            InvalidArgument: there is a ``health_check_payload``: nothing would ever send it.
+            InvalidArgument: as :meth:`serving`.
         """
-        if health_check_payload is not None:
-            raise InvalidArgument(
-                "health_check_payload: canary health checks are not there yet; leave it None",
-                param="health_check_payload",
-            )
         serving = self.serving(
+            handler,
+            graceful_shutdown=graceful_shutdown,
+            metrics_labels=metrics_labels,
+            health_check_payload=health_check_payload,
+        )
+        async with serving:
+            await self.runtime.lifecycle.wait_stopped()
+
+    def serving_bidirectional(
+        self,
+        handler: AnyHandler,
+        *,
+        graceful_shutdown: bool = True,
+        metrics_labels: Sequence[tuple[str, str]] | None = None,
+        request_type: type = object,
+        card: ModelCard | None = None,
+    ) -> AbstractAsyncContextManager[Instance]:
+        """As :meth:`serving`, for requests that stream in.
+
+        The handler is given a :class:`~dynamo_trio.request_stream.RequestStream`, over items of
+        ``request_type``, where others are given a request. That it ends says only that the
+        client sends no more: the handler goes on until it returns, or
+        ``context.is_stopped()``.
+        """
+        return self.serving(
+            handler,
+            graceful_shutdown=graceful_shutdown,
+            metrics_labels=metrics_labels,
+            request_type=request_type,
+            card=card,
+            streams_in=True,
+        )
+
+    async def serve_bidirectional_endpoint(
+        self,
+        handler: AnyHandler,
+        graceful_shutdown: bool = True,
+        metrics_labels: Sequence[tuple[str, str]] | None = None,
+    ) -> None:
+        """Serve until the process has stopped: ``dynamo.runtime``'s form of
+        :meth:`serving_bidirectional`."""
+        serving = self.serving_bidirectional(
             handler, graceful_shutdown=graceful_shutdown, metrics_labels=metrics_labels
         )
         async with serving:
             await self.runtime.lifecycle.wait_stopped()
 
 
+#: Makes the health checks of an instance.
+_CanaryOf = Callable[[Instance], Canary]
+
+
+def _payload(given: object, codec: Codec, *, streams_in: bool) -> bytes | None:
+    """A ``health_check_payload`` as a request's; raises InvalidArgument."""
+    if given is None:
+        return None
+    if streams_in:
+        raise _bad_payload("requests that stream in have no payload")
+    if not isinstance(given, Mapping):
+        raise _bad_payload(f"it must be a mapping, not {type(given).__name__}")
+    try:
+        return codec.encode(dict(given))
+    except LocalProtocolError as exc:
+        raise _bad_payload(str(exc)) from None
+
+
+def _bad_payload(why: str) -> InvalidArgument:
+    return InvalidArgument(f"health_check_payload: {why}", param="health_check_payload")
+
+
 @asynccontextmanager
 async def _serve_on_all(
-    planes: Mapping[str, RequestPlane], path: str, service: EndpointService
+    planes: Planes, path: str, service: EndpointService, *, annotated: bool
 ) -> AsyncIterator[dict[str, str]]:
     """Serve on every plane; yields plane name -> address."""
     async with AsyncExitStack() as stack:
         yield {
-            name: await stack.enter_async_context(plane.serve(path, service))
+            name: await stack.enter_async_context(
+                plane.serve(path, planes.counting(name, service), annotated=annotated)
+            )
             for name, plane in planes.items()
         }
+
+
+def _events_for(discovery: Discovery) -> EventPlane:
+    """Events go as far as records do."""
+    if not discovery.shared:
+        return MemoryEvents()
+    from dynamo_trio.events.sockets import ZmqEvents
+
+    return ZmqEvents(routable_address())
 
 
 @asynccontextmanager
@@ -297,17 +399,30 @@ async def open_runtime(
     lifecycle: Lifecycle | None = None,
     *,
     discovery: Discovery | None = None,
-    planes: Iterable[RequestPlane] = (),
+    planes: RequestPlane | Iterable[RequestPlane] | Planes = (),
     codec: Codec = MSGPACK,
     request_limit: float = math.inf,
+    queue_limit: int = 0,
     inhibited: float = INHIBITED,
+    events: EventPlane | None = None,
+    canary: CanarySettings | None = None,
 ) -> AsyncIterator[DistributedRuntime]:
     """The runtime of one process; by default everything in memory (``mem``).
 
+    Endpoints are served on all ``planes``; clients take the first that an instance offers too.
+    Where processes share the ``discovery``, events travel over ZeroMQ unless ``events`` says
+    otherwise, and what is published listens at this machine's routable address:
+    ``events=ZmqEvents("127.0.0.1")`` keeps it on this machine.
     Without a ``lifecycle`` it has one of its own, which is stopped gracefully when the
     block is left. A program that gives one runs it, and stops it, itself.
+
+    Raises:
+        TypeError, ValueError: ``planes`` holds something else, or two of one name.
     """
-    chosen = {plane.name: plane for plane in planes} or {MemoryPlane.name: MemoryPlane()}
+    chosen = Planes.of(planes)
+    if not chosen:
+        chosen = Planes.of([MemoryPlane()])
+    discovery = discovery or MemoryDiscovery()
     async with trio.open_nursery() as nursery:
         if lifecycle is None:
             own = lifecycle = Lifecycle(Timetable())
@@ -316,14 +431,18 @@ async def open_runtime(
             own = None
         runtime = DistributedRuntime(
             lifecycle,
-            discovery or MemoryDiscovery(),
+            discovery,
             chosen,
             nursery,
             codec=codec,
             request_limit=request_limit,
+            queue_limit=queue_limit,
             inhibited=inhibited,
+            events=events or _events_for(discovery),
+            canary=canary or CanarySettings(),
         )
         lifecycle.on_unregister(runtime.unregister_all)
+        nursery.start_soon(runtime.drain.run)
         yield runtime
         if own is not None:
             own.request_stop("the runtime is left")

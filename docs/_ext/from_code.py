@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, ClassVar
 
 from sphinx.util.docutils import SphinxDirective
 
-from dynamo_trio import errors
+from docs._ext import error_tables, stop_tables
 from dynamo_trio.config import show
 from dynamo_trio.lifecycle.phases import MOVES
+from dynamo_trio.wire.mux import described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from docutils import nodes
     from sphinx.application import Sphinx
-
-
-def _first_line(thing: type) -> str:
-    return (thing.__doc__ or "").splitlines()[0]
-
-
-def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |" for cells in lines
-    )
-
-
-def _children(base: type[Exception]) -> Iterator[type[Exception]]:
-    for child in vars(errors).values():
-        if inspect.isclass(child) and issubclass(child, base) and child is not base:
-            yield child
-
-
-def request_errors() -> str:
-    """Every error of a request, with what a client sees and whether it may move."""
-    head = ("class", "status", "reason", "may go elsewhere", "meaning")
-    rows = (
-        (
-            f"{{py:class}}`~dynamo_trio.errors.{e.__name__}`",
-            str(e.status),
-            f"`{e.reason}`",
-            "yes" if e.migratable else "no",
-            _first_line(e),
-        )
-        for e in _children(errors.DynamoException)
-        if issubclass(e, errors.DynamoException)
-    )
-    return _table(head, rows)
-
-
-def startup_errors() -> str:
-    """Every error that ends a start, with its exit code."""
-    rows = (
-        (f"{{py:class}}`~dynamo_trio.errors.{e.__name__}`", str(e.exit_code), _first_line(e))
-        for e in _children(errors.StartupError)
-        if issubclass(e, errors.StartupError)
-    )
-    return _table(("class", "exit code", "meaning"), rows)
 
 
 def phases() -> str:
@@ -69,7 +25,7 @@ def phases() -> str:
         for move in MOVES
         for ending, cause in move.when.items()
     )
-    return _table(("phase", "next", "outcome", "because"), rows)
+    return stop_tables.table(("phase", "next", "outcome", "because"), rows)
 
 
 class FromCode(SphinxDirective):
@@ -78,9 +34,19 @@ class FromCode(SphinxDirective):
     required_arguments = 1
     tables: ClassVar[dict[str, Callable[[], str]]] = {
         "settings": show.markdown,
-        "request-errors": request_errors,
-        "startup-errors": startup_errors,
+        "request-errors": error_tables.request_errors,
+        "startup-errors": error_tables.startup_errors,
         "phases": phases,
+        "stop-diagram": stop_tables.diagram,
+        "stop-timetable": stop_tables.timetable,
+        "stop-settings": stop_tables.settings,
+        "mux-frames": described.frames,
+        "mux-goaway": described.go_away_codes,
+        "mux-fixed-limits": described.fixed_limits,
+        "mux-agreed-limits": described.agreed_limits,
+        "mux-states": described.states,
+        "mux-moves": described.moves,
+        "mux-diagram": described.diagram,
     }
 
     def run(self) -> list[nodes.Node]:

@@ -17,9 +17,14 @@ import attrs
 
 from dynamo_trio.config import checks, later, load
 from dynamo_trio.config.option import Group, options_of
+from dynamo_trio.config.tables.access import AccessTable
+from dynamo_trio.config.tables.admission import AdmissionTable
+from dynamo_trio.config.tables.canary import CanaryTable
 from dynamo_trio.config.tables.discovery import DiscoveryTable
 from dynamo_trio.config.tables.front import FrontTable
+from dynamo_trio.config.tables.http import HttpServerTable
 from dynamo_trio.config.tables.model import ModelTable
+from dynamo_trio.config.tables.observe import ObserveTable
 from dynamo_trio.config.tables.program import AskTable, ProgramTable
 from dynamo_trio.config.tables.request_plane import RequestPlaneTable
 from dynamo_trio.config.tables.status import StatusTable
@@ -34,12 +39,17 @@ DEFAULT_NAMESPACE = "dynamo"
 
 @attrs.frozen(kw_only=True, slots=False)
 class Config(
+    ObserveTable,
     ProgramTable,
     AskTable,
     FrontTable,
+    HttpServerTable,
+    AccessTable,
+    AdmissionTable,
     DiscoveryTable,
     RequestPlaneTable,
     StatusTable,
+    CanaryTable,
     StopTable,
     ModelTable,
 ):
@@ -91,6 +101,8 @@ class Config(
         chosen = {name: o for name, o in options.items() if o.group in groups}
         reading = load.read(chosen, argv, environ, prog=prog, description=description)
         reading.problems.extend(checks.contradictions(reading.values, options))
+        reading.problems.extend(checks.colliding(reading.values, options))
+        reading.problems.extend(checks.too_small(reading.values, reading.sources))
         reading.raise_problems()
         rest = {n: o.initial(environ) for n, o in options.items() if n not in chosen}
         return cls(
@@ -100,6 +112,7 @@ class Config(
             warnings=(
                 *load.unknown_variables(environ, options),
                 *later.warnings(environ, groups, {o.env for o in options.values()}),
+                *checks.overruled(reading.values, reading.sources),
                 *checks.without_effect(reading.values, reading.sources),
             ),
         )
@@ -115,6 +128,11 @@ class Config(
     def body_limit(self) -> int:
         """Largest request body in bytes."""
         return self.body_limit_mb * 1024 * 1024
+
+    @property
+    def body_total(self) -> int:
+        """All request bodies that are being read at once, in bytes; one always has room."""
+        return max(self.http_body_total_mb, self.body_limit_mb) * 1024 * 1024
 
     @property
     def worker_budget(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import TYPE_CHECKING
@@ -26,9 +27,11 @@ LOG_LEVELS = {
     "off": "CRITICAL",
 }
 
+_METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _SERVER = re.compile(r"https?://[^\s/:?#@]+(:\d{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 _URL_PATH = re.compile(r"/[^\s?#]*")
+_ROUTE = re.compile(r"/[A-Za-z0-9._~:@/-]+")
 _LOGGER = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
 
@@ -71,6 +74,26 @@ class NamespaceRule:
 
     def check(self, value: str) -> None:
         if not _NAME.fullmatch(value):
+            raise ValueError(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@frozen
+class MetricsPrefixRule:
+    """What the names of metrics begin with, without the last ``_``."""
+
+    text: str = "letters, digits and '_', no digit first"
+    unit: str = ""
+    metavar: str = "PREFIX"
+
+    def parse(self, text: str) -> str:
+        self.check(text.strip())
+        return text.strip()
+
+    def check(self, value: str) -> None:
+        if not _METRIC.fullmatch(value):
             raise ValueError(value)
 
     def show(self, value: str) -> str:
@@ -143,6 +166,52 @@ class UrlPathRule:
 
     def show(self, value: str) -> str:
         return value
+
+
+@frozen
+class RoutePathRule(UrlPathRule):
+    """The path of a route, as it is once a server has decoded it."""
+
+    text: str = (
+        "a path that begins with '/', of letters, digits and - . _ ~ : @ / alone,"
+        " without an empty part, '.' or '..', and without a slash at its end"
+    )
+
+    def check(self, value: str) -> None:
+        parts = value.split("/")[1:]
+        if not _ROUTE.fullmatch(value) or {".", ".."} & {*parts} or "" in parts:
+            raise ValueError(value)
+
+
+@frozen
+class PayloadRule:
+    """A JSON object, or ``@`` and the path of a file that holds one, which is read later."""
+
+    text: str = "a JSON object, or @ and the path of a file that holds one"
+    unit: str = ""
+    metavar: str = "JSON|@FILE"
+
+    def parse(self, text: str) -> str:
+        self.check(text.strip())
+        return text.strip()
+
+    def check(self, value: str) -> None:
+        if value.startswith("@"):
+            good = len(value) > 1 and "\0" not in value
+        else:
+            good = isinstance(_json(value), dict)
+        if not good:
+            raise ValueError(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
 
 
 @frozen

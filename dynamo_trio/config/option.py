@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import attrs
 
-from dynamo_trio.config.rules import FilePath, Rule, Secret, Text
+from dynamo_trio.config.rules import FilePath, OriginsRule, Rule, Secret, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +29,7 @@ class Group(enum.StrEnum):
     REQUEST_PLANE = "Request plane"
     TLS = "TLS on the request plane"
     STATUS = "Status server of a worker"
+    CANARY = "Health checks of a worker's endpoint"
     STOP = "Stopping: every process"
     STOP_FRONTEND = "Stopping: frontend"
     STOP_WORKER = "Stopping: worker"
@@ -63,7 +64,7 @@ class Option(Generic[T]):
         A variable may have to be emptied because it cannot be removed. What is a flag alone
         can be left out.
         """
-        is_text = isinstance(self.rule, Text | FilePath)
+        is_text = isinstance(self.rule, Text | FilePath | OriginsRule)
         return self.env is not None and self.default is None and is_text
 
     @property

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EVERYWHERE = (Group.PROGRAM, Group.STOP, Group.LOG)
 _NETWORK = (Group.DISCOVERY, Group.REQUEST_PLANE, Group.TLS)
 _WORKER = (Group.STOP_WORKER, Group.MODEL, Group.ENDPOINT, Group.ENGINE, Group.SIM)
+_SERVES = (Group.SERVE, Group.STATUS, Group.CANARY)
 _FRONTEND = (Group.HTTP, Group.STOP_FRONTEND)
 
 
@@ -65,14 +66,12 @@ FRONTEND = ProgramSpec(
 WORKER = ProgramSpec(
     module="dynamo_trio.worker",
     description="Serve a model to the frontends that discovery shows it to, Dynamo's among them.",
-    groups=frozenset({*_EVERYWHERE, *_NETWORK, *_WORKER, Group.SERVE, Group.STATUS}),
+    groups=frozenset({*_EVERYWHERE, *_NETWORK, *_WORKER, *_SERVES}),
 )
 #: A program of somebody else's that serves endpoints.
 LIBRARY = ProgramSpec(
     module="dynamo_trio.worker",
     description="",
-    groups=frozenset(
-        {Group.STOP, Group.STOP_WORKER, *_NETWORK, Group.SERVE, Group.STATUS, Group.LOG}
-    ),
+    groups=frozenset({Group.STOP, Group.STOP_WORKER, *_NETWORK, *_SERVES, Group.LOG}),
 )
 PROGRAMS = (STANDALONE, FRONTEND, WORKER)

@@ -8,12 +8,13 @@ to stand after "must be". Numbers are plain ASCII decimals: what Python accepts 
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from attrs import field, frozen
+
+from dynamo_trio.config.numbers import Number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 #: Ten years. A longer wait is a slip, and Trio's clock loses precision far beyond it.
 MAX_SECONDS = 315_360_000.0
 
-_FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 T = TypeVar("T")
 W = TypeVar("W", bound=str)
+
+#: As a browser sends it: in small letters, no path, and no port that goes without saying.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._~-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 
 
 class Rule(Protocol[T]):
@@ -60,8 +63,11 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else repr(value)
 
 
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+
+
 @frozen
-class Seconds:
+class Seconds(Number):
     """A time in seconds; 0 means at once."""
 
     minimum: float = 0.0
@@ -71,19 +77,8 @@ class Seconds:
 
     @property
     def text(self) -> str:
-        noun = {"s": "a number of seconds", "ms": "a number of milliseconds"}[self.unit]
+        noun = f"a number of {_UNITS[self.unit]}"
         return f"{noun} from {_number(self.minimum)} to {_number(self.maximum)}"
-
-    def parse(self, text: str) -> float:
-        if not _FLOAT.fullmatch(text.strip()):
-            raise ValueError(text)
-        value = float(text) + 0.0  # -0 becomes 0
-        self.check(value)
-        return value
-
-    def check(self, value: float) -> None:
-        if not (math.isfinite(value) and self.minimum <= value <= self.maximum):
-            raise ValueError(value)
 
     def show(self, value: float) -> str:
         return _number(value)
@@ -251,3 +246,24 @@ class FilePath:
 
     def show(self, value: Path) -> str:
         return str(value)
+
+
+@frozen
+class OriginsRule:
+    """Origins of web pages, separated by commas, or a star for all."""
+
+    text: str = "* or origins such as https://example.com:8443, separated by commas"
+    unit: str = ""
+    metavar: str = "ORIGIN[,ORIGIN...]"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        value = tuple(part.strip().lower() for part in text.split(","))
+        self.check(value)
+        return value
+
+    def check(self, value: tuple[str, ...]) -> None:
+        if value != ("*",) and not (value and all(map(_ORIGIN.fullmatch, value))):
+            raise ValueError(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)

@@ -10,12 +10,14 @@ from dynamo_trio.console.logs import configure_logging as configure_logging
 from dynamo_trio.console.logs import request_id as request_id
 from dynamo_trio.console.progress import Progress as Progress
 from dynamo_trio.console.progress import progress as progress
+from dynamo_trio.console.stop_line import StopLine as StopLine
 from dynamo_trio.console.terminal import Terminal as Terminal
 
 __all__ = [
     "Banner",
     "InFlight",
     "Progress",
+    "StopLine",
     "Terminal",
     "bound_to",
     "configure_logging",

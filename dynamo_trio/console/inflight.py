@@ -29,17 +29,21 @@ class InFlight:
         return f"{self.label}: running for {self.age:.1f} s{rest}"
 
 
-def describe_inflight(running: Sequence[InFlight], *, left: float | None = None) -> str:
+def describe_inflight(
+    running: Sequence[InFlight], *, left: float | None = None, served_on: bool = False
+) -> str:
     """What is still running, the oldest first.
 
-    ``left``: seconds until it is told to end; None or inf: nobody knows.
+    ``left``: seconds until it is told to end; None or inf: nobody knows. ``served_on``: until
+    then as if nothing were, new ones too.
     """
     if not running:
         return "nothing is running any more"
     noun = "request" if len(running) == 1 else "requests"
     limit = "" if left is None or isinf(left) else f", to be ended in {left:.1f} s"
     oldest = sorted(running, key=lambda item: -item.age)
-    lines = [f"{len(running)} {noun} still running{limit}", *map(str, oldest[:SHOWN])]
+    how = " and served on" if served_on else ""
+    lines = [f"{len(running)} {noun} still running{how}{limit}", *map(str, oldest[:SHOWN])]
     if len(oldest) > SHOWN:
         lines.append(f"and {len(oldest) - SHOWN} more")
     return "\n".join(lines)

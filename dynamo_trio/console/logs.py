@@ -20,8 +20,13 @@ from dynamo_trio.console.terminal import Terminal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The request that the current task works for; every log line of the task carries it.
+    from dynamo_trio.wire.trace import TraceContext
+
+#: The request that the current task works for; every log line of the task carries it. It has this
+#: id on its way to the worker, too.
 request_id: ContextVar[str | None] = ContextVar("dynamo_trio_request_id", default=None)
+#: Where the current task's work stands in its trace.
+trace: ContextVar[TraceContext | None] = ContextVar("dynamo_trio_trace", default=None)
 
 #: How long :meth:`logging.Handler.flush` waits for a reader that has stopped, in seconds.
 FLUSH_LIMIT = 1.0
@@ -52,7 +57,28 @@ def _indent(text: str) -> str:
 
 
 def _extras(record: logging.LogRecord) -> Mapping[str, object]:
+    if vars(record).keys() <= _STANDARD:
+        return {}  # as nearly always
     return {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
+def _client_request_id() -> str:
+    context = trace.get()
+    return context.request_id if context is not None else ""
+
+
+def _trace_keys() -> dict[str, str]:
+    context = trace.get()
+    if context is None:
+        return {}
+    found = {
+        "trace_id": context.trace_id,
+        "span_id": context.span_id,
+        "parent_id": context.parent_id,
+        "trace_flags": context.flags if context.parent_id else "",
+        "x_request_id": context.request_id,
+    }
+    return {name: text for name, text in found.items() if text}
 
 
 class TextFormatter(logging.Formatter):
@@ -61,15 +87,22 @@ class TextFormatter(logging.Formatter):
     def __init__(self, *, color: bool, date: bool) -> None:
         super().__init__()
         self._color = color
-        self._date = date
+        self._form = "%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S"
+        #: The second that was formatted last, and its text: many lines have the same.
+        self._last = (-1, "")
+
+    def _second(self, second: int) -> str:
+        last, text = self._last
+        if last != second:
+            text = time.strftime(self._form, time.localtime(second))
+            self._last = (second, text)
+        return text
 
     def format(self, record: logging.LogRecord) -> str:
-        local = time.localtime(record.created)
-        day = time.strftime("%Y-%m-%d ", local) if self._date else ""
-        stamp = f"{day}{time.strftime('%H:%M:%S', local)}.{int(record.msecs):03d}"
+        stamp = f"{self._second(int(record.created))}.{int(record.msecs):03d}"
         name = record.name.removeprefix("dynamo_trio.")
         head = f"{record.levelname:<7} {name}: "
-        request = request_id.get()
+        request = _client_request_id() or request_id.get()
         tail = "".join(f" {k}={v}" for k, v in _extras(record).items())
         tail += f" [{request}]" if request else ""
         body = _indent(record.getMessage() + tail)
@@ -94,6 +127,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (request := request_id.get()) is not None:
             entry["request_id"] = request
+        entry.update(_trace_keys())
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps({**_extras(record), **entry}, default=str)

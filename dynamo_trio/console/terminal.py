@@ -130,7 +130,7 @@ class Terminal:
         status = self._status
         if status is not None:
             columns = shutil.get_terminal_size().columns
-            line += status()[: columns - 1]
+            line += _clip(status(), columns - 1)
             self._status_is_drawn = True
         if line:
             self._put(line)
@@ -143,3 +143,8 @@ class Terminal:
         data = text.encode(self.stream.encoding or "utf-8", "backslashreplace")
         while data:
             data = data[os.write(self._fd, data) :]
+
+
+def _clip(text: str, width: int) -> str:
+    """What fits into a line. Text with escape sequences has been made to fit."""
+    return text if "\x1b" in text else text[:width]

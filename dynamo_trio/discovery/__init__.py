@@ -8,6 +8,8 @@ from dynamo_trio.discovery.abc import Watch as Watch
 from dynamo_trio.discovery.file import FileSettings as FileSettings
 from dynamo_trio.discovery.file import open_file_discovery as open_file_discovery
 from dynamo_trio.discovery.memory import MemoryDiscovery as MemoryDiscovery
+from dynamo_trio.discovery.records import EventChannel as EventChannel
+from dynamo_trio.discovery.records import EventSource as EventSource
 from dynamo_trio.discovery.records import Instance as Instance
 from dynamo_trio.discovery.records import ModelCard as ModelCard
 from dynamo_trio.discovery.records import Record as Record

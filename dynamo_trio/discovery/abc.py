@@ -7,17 +7,24 @@ implements :class:`Discovery` and passes the same contract tests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import attrs
+import trio
 
-from dynamo_trio.discovery.records import Instance, ModelCard, Record
+from dynamo_trio.discovery.records import (
+    EventChannel,
+    EventSource,
+    Instance,
+    ModelCard,
+    Record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
 
-R = TypeVar("R", Instance, ModelCard)
+R = TypeVar("R", Instance, ModelCard, EventChannel, EventSource)
 
 
 @attrs.frozen
@@ -60,6 +67,9 @@ class Discovery(ABC):
     latest. Losing the store costs no request: readers keep their last known view.
     """
 
+    #: May records come from other processes, and be seen there?
+    shared: ClassVar[bool] = True
+
     @abstractmethod
     def assign_instance_id(self) -> int:
         """The identity under which a runtime registers here: unsigned 64 bit, never 0.
@@ -73,7 +83,24 @@ class Discovery(ABC):
 
     @abstractmethod
     async def unregister(self, record: Record) -> None:
-        """Withdraw a record. Withdrawing what is not there is not an error."""
+        """Withdraw a record. Withdrawing what is not there is not an error.
+
+        Nor is a store that is away: it is tried on, until it works or this object is closed.
+        :meth:`wait_withdrawn` tells.
+        """
+
+    @property
+    def has_withdrawn(self) -> bool:
+        """Does nothing stand in the store any more that was unregistered, as far as is known?"""
+        return True
+
+    async def wait_withdrawn(self) -> None:
+        """Wait until nothing stands in the store any more that was unregistered.
+
+        Raises:
+            StoreUnavailable: the last attempt failed, so something may still stand there.
+        """
+        await trio.lowlevel.checkpoint()
 
     @abstractmethod
     def watch(self, kind: type[R]) -> AbstractAsyncContextManager[Watch[R]]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import attrs
 import trio
 
+from dynamo_trio.context import plain_cleanup
 from dynamo_trio.discovery import files
 from dynamo_trio.discovery.backoff import TELL_EVERY, Backoff
 from dynamo_trio.discovery.file_view import LATE, Expiry, Rounds
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from dynamo_trio.context import Cleanup
     from dynamo_trio.discovery.abc import Discovery
 
 T = TypeVar("T")
@@ -290,11 +292,17 @@ class FileStore(Store):
 
 @asynccontextmanager
 async def open_file_store(
-    settings: FileSettings, *, wall: Callable[[], float] = time.time, run: Runner = in_thread
+    settings: FileSettings,
+    *,
+    wall: Callable[[], float] = time.time,
+    run: Runner = in_thread,
+    close_scope: Cleanup = plain_cleanup,
 ) -> AsyncIterator[FileStore]:
     """A store in a directory, which is made if need be. Leaving deletes what is still owned.
 
     ``wall`` and ``run`` are for tests: the clock of the time stamps, and who runs what blocks.
+    ``close_scope`` is what the deleting runs in, given its limit: a program gives
+    ``lifecycle.cleanup``, which a stop's hard end caps.
 
     Raises:
         FileUnusable: the directory cannot be made.
@@ -313,16 +321,23 @@ async def open_file_store(
             finally:
                 nursery.cancel_scope.cancel("the store is closed")
     finally:
-        with trio.move_on_after(FAREWELL, shield=True):
+        with close_scope(FAREWELL):
             await run(store.delete_owned)
 
 
 @asynccontextmanager
-async def open_file_discovery(settings: FileSettings) -> AsyncIterator[Discovery]:
+async def open_file_discovery(
+    settings: FileSettings, *, close_scope: Cleanup = plain_cleanup
+) -> AsyncIterator[Discovery]:
     """Discovery through a shared directory. Leaving withdraws every registration.
+
+    ``close_scope``: as :func:`open_file_store`.
 
     Raises:
         FileUnusable: the directory cannot be made.
     """
-    async with open_file_store(settings) as store, open_stored_discovery(store) as discovery:
+    async with (
+        open_file_store(settings, close_scope=close_scope) as store,
+        open_stored_discovery(store) as discovery,
+    ):
         yield discovery

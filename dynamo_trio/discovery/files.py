@@ -104,12 +104,16 @@ def remove(path: Path) -> None:
     """Let the file not be there.
 
     Raises:
-        OSError: it may still be there.
+        OSError: it may still be there. So may one whose folder is gone: nobody knows what is in
+            it when it comes back, and until then its readers believe what they read last.
     """
     try:
         path.unlink()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except IsADirectoryError:
         return
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise
 
 
 def touch(path: Path, now: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import trio
@@ -35,6 +35,7 @@ class _MemoryWatch(Watch[R]):
 class MemoryDiscovery(Discovery):
     """A store that lives and dies with the object. Changes are visible at once."""
 
+    shared: ClassVar[bool] = False
     _records: dict[type, dict[str, Any]] = attrs.field(factory=dict)
     _watches: dict[type, list[_MemoryWatch[Any]]] = attrs.field(factory=dict)
 

@@ -29,8 +29,8 @@ class Publication:
     wanted: bytes | None = None
     #: Invariant: true only while the store holds exactly what is wanted, as far as is known.
     settled: bool = True
-    #: Failed attempts at what is wanted now.
-    failures: int = 0
+    #: Why the last attempt at what is wanted now failed; None: none was made, or it worked.
+    failure: StoreUnavailable | None = None
     #: Somebody waited for the withdrawal that is wanted now, and gave up.
     _was_left: bool = False
     #: On the Trio clock.
@@ -51,7 +51,7 @@ class Publication:
     def want(self, value: bytes | None) -> None:
         """Let this stand there; None: nothing."""
         if value != self.wanted:
-            self.wanted, self.settled, self.failures = value, False, 0
+            self.wanted, self.settled, self.failure = value, False, None
             self._was_left = False
             self._changed.unpark_all()
 
@@ -62,8 +62,8 @@ class Publication:
         if not self.settled:
             self._healing = True
             logger.warning(
-                "our record %s was deleted or overwritten in the discovery store; it is published"
-                " again %s",
+                "our record %s no longer stands in the discovery store as we wrote it; unless it"
+                " is withdrawn, it is published again %s",
                 self.at,
                 f"in {self.quiet:.0f} s" if self.quiet else "at once",
             )
@@ -86,20 +86,41 @@ class Publication:
             raise
 
     async def withdraw(self) -> None:
-        """Let nothing stand there, and wait until that was tried once; it is tried on."""
+        """Let nothing stand there, and wait until that is so, or was tried; it is tried on.
+
+        Raises:
+            StoreUnavailable: something may still stand there.
+        """
         self.want(None)
+        await self.wait_withdrawn()
+
+    async def wait_withdrawn(self) -> None:
+        """Wait until what is to be withdrawn is, if anything.
+
+        Raises:
+            StoreUnavailable: the last attempt failed; it is tried on.
+        """
         try:
             await trio.lowlevel.checkpoint()
-            while self.wanted is None and not self.settled and not self.failures:
+            while not self.is_withdrawn_or_wanted:
+                if self.failure is not None:
+                    text = f"{self.at} may still stand in the discovery store: {self.failure}"
+                    raise StoreUnavailable(text) from self.failure
                 await self._changed.park()
         except trio.Cancelled:
-            self._was_left = self.wanted is None and not self.settled
+            self._was_left = not self.is_withdrawn_or_wanted
             raise
 
     @property
     def is_overdue(self) -> bool:
         """It is to be withdrawn, and the store does not let it: it failed, or hangs."""
-        return self.wanted is None and not self.settled and (self.failures > 0 or self._was_left)
+        failed = self.failure is not None or self._was_left
+        return failed and not self.is_withdrawn_or_wanted
+
+    @property
+    def is_withdrawn_or_wanted(self) -> bool:
+        """False: it is to be withdrawn, and may still stand in the store."""
+        return self.wanted is not None or self.settled
 
     # --- how it comes about ---------------------------------------------------------------
 
@@ -126,7 +147,7 @@ class Publication:
             delay = self._backoff.failed(exc)
             if value != self.wanted:
                 return
-            self.failures += 1
+            self.failure = exc
             self._changed.unpark_all()
             await self._pause(trio.current_time() + delay)
             return

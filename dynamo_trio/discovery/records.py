@@ -1,7 +1,8 @@
-"""What a process publishes about itself: instances and model cards.
+"""What a process publishes about itself: instances, model cards, and where its events are.
 
-The fields are those of Dynamo 1.5.1's ``Endpoint`` and ``Model`` records; how a
-backend spells them (keys, JSON, escaping) is that backend's business.
+The fields are those of Dynamo 1.5.1's ``Endpoint``, ``Model``, ``EventChannel`` and
+``EventSource`` records; how a backend spells them (keys, JSON, escaping) is that backend's
+business.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
+from dynamo_trio.wire.dynamo.keys import EventKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,4 +74,37 @@ class ModelCard:
         return _NOT_SLUG.sub("_", self.name.lower()).lstrip("_")
 
 
-Record = Instance | ModelCard
+@attrs.frozen
+class EventChannel:
+    """Where the events of one publisher about one endpoint can be subscribed to, by topic."""
+
+    endpoint: EndpointId
+    topic: str
+    publisher_id: int
+    address: str  # of the ZeroMQ PUB socket, as ``tcp://HOST:PORT``
+
+    @property
+    def key(self) -> str:
+        """Unique among channels: endpoint, topic and publisher."""
+        return str(EventKey(self.endpoint, self.topic, self.publisher_id))
+
+
+@attrs.frozen
+class EventSource:
+    """Whose KV cache a publisher's events are about, and where to ask for what was missed."""
+
+    endpoint: EndpointId
+    topic: str
+    publisher_id: int
+    worker_id: int  # instance id of the worker
+    dp_rank: int = 0  # data-parallel rank within the worker
+    #: Answers the query for what the cache holds; None: nobody does.
+    recovery: Instance | None = None
+
+    @property
+    def key(self) -> str:
+        """Unique among sources: endpoint, topic and publisher."""
+        return str(EventKey(self.endpoint, self.topic, self.publisher_id))
+
+
+Record = Instance | ModelCard | EventChannel | EventSource

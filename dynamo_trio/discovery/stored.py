@@ -9,7 +9,7 @@ does. So a record that was lost is put back by the same way by which it came.
 A key that went may have been seen going. Real frontends (Dynamo 1.5.1) remember an instance
 that left for 5 s, and fail requests that they send to it in that time; so an *instance* is
 put back no sooner than :data:`QUIET` after its loss was noticed or it was withdrawn. Nobody
-holds a card's absence against it: cards are put back at once.
+holds the absence of a card, or of where events are, against it: these are put back at once.
 
 A reader takes what it can read. What it cannot is told to the log once and, if the key held
 a readable record before, that one stays in the view: a store is away, half-written or in
@@ -19,7 +19,7 @@ the hands of a stranger more often than a worker is gone.
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic
 
 import attrs
@@ -76,7 +76,23 @@ class StoredDiscovery(Discovery):
             publication.want(None)
             await trio.lowlevel.checkpoint()
         else:
-            await publication.withdraw()
+            with suppress(StoreUnavailable):  # the log was told, and it is tried on
+                await publication.withdraw()
+
+    @property
+    def has_withdrawn(self) -> bool:
+        return all(one.is_withdrawn_or_wanted for one in self._publications.values())
+
+    async def wait_withdrawn(self) -> None:
+        errors: list[StoreUnavailable] = []
+        for one in list(self._publications.values()):
+            try:
+                await one.wait_withdrawn()
+            except StoreUnavailable as exc:
+                errors.append(exc)
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            raise StoreUnavailable(f"{errors[0]}{more}") from errors[0]
 
     @asynccontextmanager
     async def watch(self, kind: type[R]) -> AsyncIterator[Watch[R]]:

@@ -11,90 +11,74 @@ A turn's deltas are given to the sinks of their requests in one go, without a ch
 in between, and then the step listeners are told. A listener can thus send what a
 whole step produced as one message.
 
-Whatever a step raises ends the engine, and so does a step over its limit. Every open
-request is told the cause *before* the loop task raises it into the nursery, where it
-cancels the body. What concerns one request alone reaches that request alone.
+Whatever a step raises ends the engine, and so do a step over its limit and a health check
+that does not pass (:mod:`dynamo_trio.engines.health`). Who holds the engine is told first,
+and can thus shut the doors, then every open request, all *before* the failure is raised,
+where it cancels the body. Nobody waits to be told until a call that hangs was interrupted:
+an engine fails at the limit, even if the call then comes back. What concerns one request
+alone reaches that request alone.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import asynccontextmanager, contextmanager
-from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
-from attrs import define, frozen
 
 from dynamo_trio import errors
+from dynamo_trio.engines.core_life import CoreLife
+from dynamo_trio.engines.health import Checkups
 from dynamo_trio.engines.hosts import Host, Shield, ThreadHost, shielded
-from dynamo_trio.engines.protocol import CoreInfo, Delta, Request, Stats, StepCore
+from dynamo_trio.engines.open_requests import OpenRequest, OpenRequests
+from dynamo_trio.engines.pace import Pace
+from dynamo_trio.engines.protocol import CoreInfo, Delta, KvEvent, Request, Stats, StepCore
+from dynamo_trio.engines.states import Limits, State
 from dynamo_trio.engines.stream import DeltaStream
-from dynamo_trio.engines.turn import Turn, iterate, settled
+from dynamo_trio.engines.turn import Turn, check, iterate, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    Sink = Callable[[Delta], None]
+    from dynamo_trio.engines.open_requests import Sink
+
     StepListener = Callable[[Sequence[Delta]], None]
-    #: Given a limit in seconds, a shielded cancel scope; ``lifecycle.cleanup`` is one.
+    KvListener = Callable[[Sequence[KvEvent]], None]
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class State(StrEnum):
-    """The life of an engine; it only moves downwards."""
-
-    LOADING = "loading"
-    READY = "ready"
-    #: Takes no new request.
-    DRAINING = "draining"
-    #: A call raised.
-    DEAD = "dead"
-    #: A call did not return in time.
-    HUNG = "hung"
-    CLOSED = "closed"
-
-
-@frozen(kw_only=True)
-class Limits:
-    """How long the calls of a core may take, in seconds.
-
-    ``step`` is DYN_TRIO_ENGINE_STEP_TIMEOUT_SECS. ``interrupt`` is what a call gets to
-    return after it was interrupted; past it the engine counts as hung.
-    """
-
-    step: float = 30.0
-    load: float = 600.0
-    close: float = 30.0
-    interrupt: float = 5.0
 
 
 def _nothing(*_: object) -> None:
     """Do nothing."""
 
 
-@define(eq=False)
-class _Open:
-    """A request between its entering and its last delta."""
-
-    sink: Sink
-    #: Tokens that it may still get.
-    left: int
-
-
 class Engine:
     """A loaded core that serves requests. Made by :func:`open_engine`."""
 
-    def __init__(self, core: StepCore, host: Host, limits: Limits) -> None:
+    def __init__(
+        self,
+        core: StepCore,
+        host: Host,
+        limits: Limits,
+        on_failed: Callable[[errors.EngineShutdown], object] = _nothing,
+    ) -> None:
         self._core = core
         self._host = host
         self._limits = limits
+        self._life = CoreLife(core, host, limits)
+        self._on_failed = on_failed
+        self._checkups = Checkups(limits.check)
         self._state = State.LOADING
+        # Invariant: written once, together with the state that it leads to.
+        self._failure: errors.EngineShutdown | None = None
+        # Around the loop: what ends a call that is stuck, and the loop with it.
+        self._turning = trio.CancelScope()
         # Invariant: holds every request that is still to get its last delta.
-        self._open: dict[str, _Open] = {}
+        self._open = OpenRequests()
         # Invariant: the core knows none of these yet; each is also in _open.
         self._adds: dict[str, Request] = {}
         # Invariant: the core may know these; none of their deltas is wanted any more.
@@ -105,13 +89,13 @@ class Engine:
         self._wake = trio.Event()
         self._drained = trio.lowlevel.ParkingLot()
         self._listeners: list[StepListener] = []
-        self._close_begun = False
-        self._core_closed = False
+        self._kv_listeners: list[KvListener] = []
         self._stats = Stats()
         #: Turns of the loop so far.
         self.step_count = 0
         #: Duration of the last turn, pacing included.
         self.last_step_seconds = 0.0
+        self._pace = Pace()
         #: When the running turn began, on Trio's clock; None between turns.
         self.step_started_at: float | None = None
 
@@ -131,9 +115,19 @@ class Engine:
         return self._stats
 
     @property
+    def seconds_per_token(self) -> float | None:
+        """Seconds between two tokens of one request, as measured lately; None: not measured yet."""
+        return self._pace.seconds_per_token
+
+    @property
     def open_requests(self) -> int:
         """Requests that have not got their last delta yet."""
         return len(self._open)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that are still to be computed, of those that wait as well."""
+        return self._open.prompt_tokens
 
     def step_age(self) -> float:
         """Seconds since the running step began; 0 between steps. Above the limit: not live."""
@@ -170,8 +164,7 @@ class Engine:
         ``finish_reason`` is ``error``. Yields the request with ``max_tokens`` settled.
         """
         request = self._settled(request)
-        entry = _Open(sink, request.limit)
-        self._open[request.request_id] = entry
+        entry = self._open.enter(request, sink)
         self._adds[request.request_id] = request
         self._wake.set()
         try:
@@ -186,6 +179,16 @@ class Engine:
         """
         self._listeners.append(listener)
         return partial(self._listeners.remove, listener)
+
+    def on_kv_events(self, listener: KvListener) -> Callable[[], None]:
+        """Call ``listener`` with what a step changed in the KV cache, if it changed anything.
+
+        Comes after the step listeners; rules and result are those of :meth:`on_step`. Only a
+        core whose ``info.kv_events`` is true tells of its cache, and whoever wants all of it
+        listens before the first request.
+        """
+        self._kv_listeners.append(listener)
+        return partial(self._kv_listeners.remove, listener)
 
     def _settled(self, request: Request) -> Request:
         self._refuse_unless_ready()
@@ -204,10 +207,33 @@ class Engine:
             case state:
                 raise errors.EngineClosed(f"the engine is {state}")
 
-    def _leave(self, request_id: str, entry: _Open) -> None:
-        if self._open.get(request_id) is not entry:
-            return  # it has had its last delta
-        del self._open[request_id]
+    async def check(self) -> None:
+        """Wait until the engine has shown, between two steps, that it is well.
+
+        The core is asked if its ``info.health_check`` says so. An engine that does not answer
+        within ``limits.check`` counts as hung from then on, and ends.
+
+        Raises:
+            EngineClosed: it was closed, and no longer needs to be well.
+            EngineDead, EngineHung: it has failed, now or before.
+        """
+        self._refuse_if_over()
+        answered = self._checkups.ask()
+        self._wake.set()
+        try:
+            await self._checkups.wait(answered)
+        except errors.EngineHung as exc:
+            self._fail(exc)
+            self._turning.cancel("the engine hangs")
+        self._refuse_if_over()
+
+    def _refuse_if_over(self) -> None:
+        if self._state is not State.DRAINING:
+            self._refuse_unless_ready()
+
+    def _leave(self, request_id: str, entry: OpenRequest) -> None:
+        if not self._open.leave(request_id, entry):
+            return
         if self._adds.pop(request_id, None) is None:
             self._aborts.append(request_id)
         self._wake.set()
@@ -216,81 +242,125 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            while await self._wait_for_work():
-                await self._turn()
-        except errors.EngineHung as exc:
-            self._fail(State.HUNG, exc)
-            raise
-        except Exception as exc:
-            self._fail(State.DEAD, exc)
-            raise
+            with _failing_as_dead(), self._turning:
+                await self._loop()
+        except errors.EngineShutdown as exc:
+            if not self._fail(exc) and exc is not self._failure:
+                log.warning("%s", exc)  # what follows from a failure is no other one
         finally:
             self._end(errors.EngineClosed("the engine was closed"))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _loop(self) -> None:
+        while await self._wait_for_work():
+            if self._checkups.wanted:
+                await self._check_core()
+            if self._has_work:
+                await self._turn()
 
     async def _wait_for_work(self) -> bool:
         """Returns False when the engine is being left."""
-        while not (self._leaving or self._adds or self._aborts or self._core_busy):
+        while not (self._leaving or self._has_work or self._checkups.wanted):
             self._drained.unpark_all()
             self._wake = trio.Event()
             await self._wake.wait()
         return not self._leaving
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._adds or self._aborts or self._core_busy)
+
+    async def _check_core(self) -> None:
+        """Ask the core, if it can be asked, whether it is well."""
+        if self.info.health_check:
+            # Who waits for the answer has a limit too, but a stop lets nobody wait for it.
+            await self._enter(
+                partial(check, self._core),
+                self._limits.check,
+                self._limits.interrupt,
+                self._checkups.unanswered(),
+            )
+        self._checkups.answer()
+
     async def _turn(self) -> None:
         adds, self._adds = list(self._adds.values()), {}
         aborts, self._aborts = self._aborts, []
         self.step_started_at = began = trio.current_time()
+        limit = self._limits.step
         try:
-            done = await self._host.run(
+            turn = await self._enter(
                 partial(iterate, self._core, adds, aborts),
-                limit=self._limits.step,
-                patience=self._limits.interrupt,
-                cancel_patience=self._limits.step,
-                interrupt=self._core.interrupt,
-                owed_seconds=self._core.owed_seconds,
+                limit,
+                limit,
+                errors.EngineHung(f"a step took longer than {limit:g} s"),
             )
         finally:
             self.step_started_at = None
             self.last_step_seconds = trio.current_time() - began
             self.step_count += 1
-        try:
-            self._settle(done.result.unwrap())
-        except errors.EngineShutdown:
-            raise
-        except Exception as exc:
-            raise errors.EngineDead(f"the engine died of {type(exc).__name__}") from exc
-        if done.overdue:
-            raise errors.EngineHung(f"a step took longer than {self._limits.step:g} s")
+        self._settle(turn)
+
+    async def _enter(
+        self, fn: Callable[[], T], limit: float, cancel_patience: float, late: errors.EngineHung
+    ) -> T:
+        """Make one call of the core; at its limit the engine has failed, by ``late``."""
+        done = await self._host.run(
+            fn,
+            limit=limit,
+            patience=self._limits.interrupt,
+            cancel_patience=cancel_patience,
+            interrupt=self._core.interrupt,
+            owed_seconds=self._core.owed_seconds,
+            on_overdue=partial(self._fail, late),
+        )
+        result = done.result.unwrap()
+        if self._failure is not None:
+            raise self._failure  # it came back too late: everybody has been told
+        return result
 
     def _settle(self, turn: Turn) -> None:
         self._stats = turn.stats
         self._core_busy = turn.has_work
+        self._measure(turn)
         for delta in turn.deltas:
             self._deliver(delta)
         for listener in self._listeners:
             listener(turn.deltas)
+        if turn.kv_events:
+            for kv_listener in self._kv_listeners:
+                kv_listener(turn.kv_events)
+
+    def _measure(self, turn: Turn) -> None:
+        counts = self._open.later_tokens(turn.deltas)
+        waiting = bool(counts) or self._open.any_begun()
+        self._pace.note(self.last_step_seconds, counts, waiting=waiting)
 
     def _deliver(self, delta: Delta) -> None:
-        entry = self._open.get(delta.request_id)
-        if entry is None or delta.request_id in self._adds:
-            return  # its reader has left, and perhaps come back under the same id
-        entry.left -= len(delta.token_ids)
-        if entry.left < 0:
-            raise errors.EngineDead("the engine generated more tokens than were asked for")
-        if delta.finish_reason is not None:
-            del self._open[delta.request_id]
-        self._give(entry, delta)
+        if delta.request_id in self._adds:
+            return  # its reader has left, and come back under the same id
+        if (entry := self._open.take(delta)) is not None:
+            self._give(entry, delta)
 
-    def _give(self, entry: _Open, delta: Delta) -> None:
+    def _give(self, entry: OpenRequest, delta: Delta) -> None:
         try:
             entry.sink(delta)
         except Exception:
             log.exception("the sink of request %s failed; the request is dropped", delta.request_id)
             self._leave(delta.request_id, entry)
 
-    def _fail(self, state: State, cause: Exception) -> None:
-        self._state = state
-        kind = type(cause) if isinstance(cause, errors.EngineShutdown) else errors.EngineDead
-        self._end(kind(str(cause)))
+    def _fail(self, cause: errors.EngineShutdown) -> bool:
+        """Say that the engine has failed, to who holds it and then to its requests, once.
+
+        False: it had failed before.
+        """
+        if self._failure is not None:
+            return False
+        self._failure = cause
+        self._state = State.HUNG if isinstance(cause, errors.EngineHung) else State.DEAD
+        self._on_failed(cause)
+        self._end(cause)
+        return True
 
     def _end(self, error: errors.EngineShutdown) -> None:
         """Tell every open request that it gets nothing more."""
@@ -299,10 +369,10 @@ class Engine:
         self._over = True
         self._adds.clear()
         self._aborts.clear()
-        open_, self._open = self._open, {}
-        for request_id, entry in open_.items():
+        for request_id, entry in self._open.pop_all():
             again = type(error)(str(error))  # one exception per reader: each adds its traceback
             self._give(entry, Delta(request_id, (), "error", again))
+        self._checkups.answer()
         self._drained.unpark_all()
 
     # --- the life of the core -------------------------------------------------------
@@ -321,25 +391,10 @@ class Engine:
 
     async def _load(self, progress: Callable[[float], None]) -> None:
         try:
-            done = await self._host.run(
-                partial(self._core.load, self._host.relay(progress)),
-                limit=self._limits.load,
-                patience=self._limits.interrupt,
-                cancel_patience=self._limits.interrupt,
-                interrupt=self._core.interrupt,
-                owed_seconds=self._core.owed_seconds,
-            )
+            await self._life.load(progress)
         except errors.EngineHung:
             self._state = State.HUNG
             raise
-        if done.overdue:
-            raise errors.LoadError(f"the model did not load within {self._limits.load:g} s")
-        try:
-            done.result.unwrap()
-        except errors.StartupError:
-            raise
-        except Exception as exc:
-            raise errors.LoadError(f"the model could not be loaded: {exc}") from exc
         self._state = State.READY
 
     def _leave_loop(self) -> None:
@@ -349,34 +404,30 @@ class Engine:
         self._leaving = True
         self._wake.set()
 
-    async def _close(self, scope: Shield) -> None:
-        """Free the core: once, and only if no call is still inside it."""
-        if self._close_begun or self._host.poisoned:
-            return
-        self._close_begun = True
-        with scope(self._limits.close):
-            await self._close_core()
-        if not self._core_closed:
-            log.warning("no time was left to close the engine")
+    def _recall_scope(
+        self, scope: Shield, limit: float
+    ) -> AbstractContextManager[trio.CancelScope]:
+        """A call of an engine that has failed gets no patience but to leave when interrupted."""
+        return scope(min(limit, self._limits.interrupt) if self._state.failed else limit)
 
-    async def _close_core(self) -> None:
+    async def _close(self, scope: Shield) -> None:
+        limit = self._limits.close_failed if self._state.failed else self._limits.close
         try:
-            done = await self._host.run(
-                self._core.close,
-                limit=math.inf,  # the scope around it limits it
-                patience=0.0,
-                cancel_patience=0.0,
-                interrupt=_nothing,
-                owed_seconds=self._core.owed_seconds,
-            )
+            await self._life.close(scope, limit)
         except errors.EngineHung:
             self._state = State.HUNG
-            raise errors.EngineHung("the engine did not close in time") from None
-        self._core_closed = True
-        try:
-            done.result.unwrap()
-        except Exception as exc:
-            raise errors.EngineDead("the engine failed while it was closed") from exc
+            raise
+
+
+@contextmanager
+def _failing_as_dead() -> Iterator[None]:
+    """Whatever goes wrong in the loop means that the engine is dead, if it does not hang."""
+    try:
+        yield
+    except errors.EngineShutdown:
+        raise
+    except Exception as exc:
+        raise errors.EngineDead(f"the engine died of {type(exc).__name__}") from exc
 
 
 @asynccontextmanager
@@ -388,6 +439,7 @@ async def open_engine(
     close_scope: Shield = shielded,
     recall_scope: Shield = shielded,
     progress: Callable[[float], None] = _nothing,
+    on_failed: Callable[[errors.EngineShutdown], object] = _nothing,
 ) -> AsyncIterator[Engine]:
     """Load ``core``, serve requests inside the block, and close the core at its end.
 
@@ -395,7 +447,9 @@ async def open_engine(
     fraction loaded, 0..1. Leaving the block waits for the step that runs (interrupted,
     since nobody wants it any more), ends what is still open with ``EngineClosed``, then
     closes the core within ``close_scope(limits.close)``. A core that hung is not closed.
-    A call that was interrupted is waited for within ``recall_scope(...)``.
+    A call that was interrupted is waited for within ``recall_scope(...)``. ``on_failed`` is
+    called, once, when the loaded engine dies or hangs, with what is then raised, and before
+    any request hears of it; it must not block and must not raise.
 
     Raises:
         StartupError: loading failed.
@@ -403,8 +457,8 @@ async def open_engine(
             bare when it happened while loading or closing.
     """
     host = host or ThreadHost()
-    host.shield = recall_scope
-    engine = Engine(core, host, limits or Limits())
+    engine = Engine(core, host, limits or Limits(), on_failed)
+    host.shield = partial(engine._recall_scope, recall_scope)
     try:
         await engine._load(progress)
         async with trio.open_nursery() as nursery:

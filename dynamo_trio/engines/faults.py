@@ -1,4 +1,9 @@
-"""Faults that a simulated core commits on request, for tests and demonstrations."""
+"""Faults that a simulated core commits on request, for tests and demonstrations.
+
+A fault strikes after a number of calls of its kind, or waits to be *set off*
+(:meth:`FaultBox.set_off`; a process does that by SIGUSR2). Once set off it strikes in the next
+step or health check, whichever comes first, so that an engine at rest can fail as well.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,15 @@ from attrs import define, field
 from dynamo_trio import errors
 
 #: The call of a core in which a fault strikes.
-Point = Literal["load", "step", "close"]
+Point = Literal["load", "step", "check", "close"]
 
 
 class Fault(StrEnum):
-    """What may go wrong. Each strikes once, in the call that its name or text says."""
+    """What may go wrong. Each strikes once, in the call that its name or text says.
+
+    What waits to be set off then strikes in a step or in a health check, except that a fault of
+    ``load`` waits for nothing.
+    """
 
     #: A step raises ``EngineDead``.
     DIE = "die"
@@ -35,7 +44,7 @@ class Fault(StrEnum):
     LOAD_HANG = "load-hang"
     #: ``load`` returns only when interrupted.
     LOAD_STALL = "load-stall"
-    #: ``close`` never returns.
+    #: ``close`` never returns. Set off, it first strikes like ``DIE``, and then in ``close``.
     CLOSE_HANG = "hang-close"
 
     @property
@@ -60,15 +69,27 @@ class FaultBox:
 
     virtual: bool = False
     _armed: list[tuple[Fault, int]] = field(factory=list, init=False)
+    #: Those that wait to be set off. Like _armed, changed by the calls of the core alone once
+    #: there are any, which come one at a time.
+    _waiting: list[Fault] = field(factory=list, init=False)
+    # Invariant: never set back.
+    _set_off: bool = field(default=False, init=False)
     _interrupted: threading.Event = field(factory=threading.Event, init=False)
     _released: threading.Event = field(factory=threading.Event, init=False)
     #: Set while a virtual call is stuck: the fault that holds it.
     stuck: Fault | None = field(default=None, init=False)
     children: list[subprocess.Popen[bytes]] = field(factory=list, init=False)
 
-    def arm(self, fault: Fault, after: int = 0) -> None:
-        """Let ``fault`` strike after ``after`` more calls of its kind."""
-        self._armed.append((fault, after))
+    def arm(self, fault: Fault, after: int | None = 0) -> None:
+        """Let ``fault`` strike after ``after`` more calls of its kind; None: when set off."""
+        if after is None and fault.point != "load":
+            self._waiting.append(fault)
+        else:
+            self._armed.append((fault, after or 0))
+
+    def set_off(self) -> None:
+        """Let what waits strike in the next step or check. Safe from any thread."""
+        self._set_off = True
 
     def interrupt(self) -> None:
         """End what can be interrupted. Safe from any thread."""
@@ -84,14 +105,30 @@ class FaultBox:
 
     def strike(self, point: Point) -> None:
         """Commit what is due in this call."""
+        for fault in (*self._counted(point), *self._triggered(point)):
+            self._commit(fault)
+
+    def _counted(self, point: Point) -> list[Fault]:
+        """Those whose number of calls has come."""
         due = [fault for fault, after in self._armed if fault.point == point and after == 0]
         self._armed = [
             (fault, after - (fault.point == point))
             for fault, after in self._armed
             if fault not in due
         ]
-        for fault in due:
-            self._commit(fault)
+        return due
+
+    def _triggered(self, point: Point) -> list[Fault]:
+        """Those that were set off."""
+        if not self._set_off or point == "load":
+            return []
+        due, self._waiting = self._waiting, []
+        if point == "close":
+            return [fault for fault in due if fault.point == "close"]
+        closing = [fault for fault in due if fault.point == "close"]
+        for fault in closing:
+            self.arm(fault)
+        return [Fault.DIE if fault in closing else fault for fault in due]
 
     def _commit(self, fault: Fault) -> None:
         match fault:

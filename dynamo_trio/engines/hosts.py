@@ -8,13 +8,14 @@ Theory of operation
   it is, and the core may be used, or at least closed;
 * it is **recalled** because its limit passed, or because the caller was cancelled:
   ``interrupt()`` is called and a short patience begins. A cancelled caller thus waits for
-  the core to leave the call, so that nothing is ever freed under a running call;
+  the core to leave the call, so that nothing is ever freed under a running call. Whoever is
+  to know that a limit has passed is told first, and does not wait for the core;
 * it **hangs**: the patience passed as well. The host is *poisoned*: no further call is
   made, ``close()`` included, and :class:`~dynamo_trio.errors.EngineHung` is raised, also
   when the caller was being cancelled, since it is worse than a cancellation.
 
-A limit that is noticed much too late was not spent by the core: the whole process was
-frozen (a suspended machine, SIGSTOP). The call then gets its limit once more.
+Time in which the whole process was frozen was not spent by the core, and does not count
+(:mod:`dynamo_trio.engines.awake`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,23 @@ import outcome
 import trio
 from attrs import define, field, frozen
 
-from dynamo_trio.errors import EngineHung
+from dynamo_trio.engines.awake import Allowance
+from dynamo_trio.errors import EngineDead, EngineHung
 
 T = TypeVar("T")
 
-#: A timer this late (seconds) means that the process was frozen, not that the core is slow.
-FROZEN = 1.0
+
+def _nothing() -> None:
+    """Nobody is to know."""
+
+
+def _failing_at_most(result: outcome.Outcome[T]) -> outcome.Outcome[T]:
+    """The code of an engine may fail; to end the process (``sys.exit()``) is not its affair."""
+    if not isinstance(result, outcome.Error) or isinstance(result.error, Exception):
+        return result
+    failure = EngineDead(f"the code of the engine raised {type(result.error).__name__}")
+    failure.__cause__ = result.error
+    return outcome.Error(failure)
 
 
 @define(eq=False)
@@ -42,10 +54,14 @@ class Call(Generic[T]):
 
     fn: Callable[[], T]
     owed_seconds: Callable[[], float]
+    #: Tells that its limit has passed, before it is interrupted.
+    on_overdue: Callable[[], object] = _nothing
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     result: outcome.Outcome[T] | None = None
     #: The core was entered. False only if the caller was cancelled before that.
     begun: bool = False
+    #: When the call had returned, on Trio's clock, once that was noticed.
+    _since: float | None = None
     #: The call has returned and what it owed has been slept. Never set back.
     finished: bool = False
     #: Its limit passed before it finished.
@@ -57,7 +73,7 @@ class Call(Generic[T]):
 
     def __call__(self) -> None:
         """Make the call. Runs in the thread of the host, so it never raises."""
-        self.result = outcome.capture(self.fn)
+        self.result = _failing_at_most(outcome.capture(self.fn))
         if self.abandoned:
             with suppress(trio.RunFinishedError):  # the loop is gone and nobody waits
                 self.token.run_sync_soon(self.returned.set)
@@ -69,10 +85,15 @@ class Call(Generic[T]):
             self.returned.set()
 
     async def pay(self) -> None:
-        """Sleep what the core owes for this call, then mark it finished."""
-        owed = self.owed_seconds()
-        if owed > 0:
-            await trio.sleep(owed)
+        """Sleep what the core owes for this call, then mark it finished.
+
+        Whoever is cancelled in this may go on with it later. An interrupted core owes less.
+        """
+        if self._since is None:
+            self._since = trio.current_time()
+        due = self._since + self.owed_seconds()
+        if due > trio.current_time():
+            await trio.sleep_until(due)
         self.finished = True
 
 
@@ -132,18 +153,20 @@ class Host(ABC):
         cancel_patience: float,
         interrupt: Callable[[], None],
         owed_seconds: Callable[[], float],
+        on_overdue: Callable[[], object] = _nothing,
     ) -> Done[T]:
         """Make one call, as described in the head of this module. All times are seconds.
 
         ``patience`` is what it gets after its ``limit``, ``cancel_patience`` what it gets
-        when the caller is cancelled.
+        when the caller is cancelled. ``on_overdue`` is called when the limit has passed,
+        before the call is interrupted; it must not block and must not raise.
 
         Raises:
             EngineHung: it did not come back.
         """
         assert not self.inflight, "a core takes one call at a time"
         assert not self.poisoned, "a core that hung takes no further call"
-        call = Call(fn, owed_seconds)
+        call = Call(fn, owed_seconds, on_overdue)
         self._call = cast("Call[object]", call)
         try:
             await self._watch(call, limit, patience, cancel_patience, interrupt)
@@ -162,24 +185,24 @@ class Host(ABC):
         cancel_patience: float,
         interrupt: Callable[[], None],
     ) -> None:
-        wait = cancel_patience
+        wait, allowance = cancel_patience, Allowance(limit)
         try:
-            with trio.move_on_after(limit) as scope:
-                await self._perform(call)
-                await call.pay()
-            if scope.cancelled_caught:
+            while not (call.finished or allowance.spent):
+                with allowance.spending():
+                    await self._go_on(call)
+            if not call.finished:
                 call.overdue, wait = True, patience
-                if trio.current_time() > scope.deadline + FROZEN:
-                    await self._second_chance(call, limit)
+                call.on_overdue()
         finally:
             if call.begun and not call.finished:
                 await self._recall(call, wait, interrupt)
 
-    async def _second_chance(self, call: Call[T], limit: float) -> None:
-        with trio.move_on_after(limit):
+    async def _go_on(self, call: Call[T]) -> None:
+        if call.begun:
             await call.returned.wait()
-            await call.pay()
-            call.overdue = False
+        else:
+            await self._perform(call)
+        await call.pay()
 
     async def _recall(self, call: Call[T], wait: float, interrupt: Callable[[], None]) -> None:
         interrupt()

@@ -88,6 +88,7 @@ class LlamaCore:
             max_running=s.max_running,
             kv_block_tokens=BLOCK,
             kv_blocks_total=_blocks(context_tokens) * s.max_running,
+            step_tokens=s.step_tokens,
             vocab_size=vocab.n_vocab,
         )
 

@@ -7,8 +7,9 @@ nothing of Trio. A *host* (:mod:`dynamo_trio.engines.hosts`) decides in which th
 calls run, and the *engine* (:mod:`dynamo_trio.engines.engine`) decides when. Between
 them they promise a core three things:
 
-* one call at a time: ``load``, ``add``, ``abort``, ``step``, ``has_work``, ``stats`` and
-  ``close`` never overlap, though each may come from another thread;
+* one call at a time: ``load``, ``add``, ``abort``, ``step``, ``has_work``, ``stats``,
+  ``take_kv_events``, ``check_health`` and ``close`` never overlap, though each may come from
+  another thread;
 * ``interrupt`` is the only call that may arrive while another one runs;
 * ``close`` comes once, after everything else, and never after a call that did not return.
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import field, frozen
+
+from dynamo_trio.wire.dynamo.kv_events import Cleared, Removed, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,12 +78,26 @@ class Delta:
     ``token_ids`` holds the new tokens only, and never the token that ended the answer
     (end-of-sequence or one of ``stop_token_ids``). ``finish_reason`` is set on the last
     delta of a request and on no other; ``error`` says what failed when it is ``error``.
+    ``cached_tokens``, on the last delta too, is how much of the prompt was in the KV cache
+    and had not to be computed; None from a core that does not know.
     """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: DynamoException | None = None
+    cached_tokens: int | None = None
+
+
+# --- the KV cache, as a core tells of it ------------------------------------------------
+
+
+#: ``Stored``: full blocks can be reused from now on, each the continuation of the one before,
+#: the first one of ``parent_hash``. ``Removed``: blocks are gone, none of them later than the
+#: one that it continues. ``Cleared``: all are gone. A block's ``block_hash`` is the core's own
+#: name for it and everything before it, 64 bits; its ``tokens_hash`` is Dynamo's
+#: (:func:`~dynamo_trio.wire.dynamo.block_hash.tokens_hashes`).
+KvEvent = Stored | Removed | Cleared
 
 
 @frozen(kw_only=True)
@@ -109,10 +126,17 @@ class CoreInfo:
     max_running: int
     kv_block_tokens: int
     kv_blocks_total: int
+    #: Tokens that one step takes, those of prompts among them; None: any number.
+    step_tokens: int | None = None
     #: Token ids are below this; None when the core takes any.
     vocab_size: int | None = None
     #: A core whose calls hold the GIL would stop the event loop if it ran in a thread.
     gil: Literal["released", "held"] = "released"
+    #: Prompts reuse what others have left in the KV cache, and the core tells of that: it is a
+    #: :class:`CachingCore`.
+    kv_events: bool = False
+    #: The core can say whether it is well: it is a :class:`CheckedCore`.
+    health_check: bool = False
 
 
 class StepCore(Protocol):
@@ -173,4 +197,28 @@ class StepCore(Protocol):
 
     def close(self) -> None:
         """Free everything, also what a failed ``load`` left behind."""
+        ...
+
+
+class CachingCore(StepCore, Protocol):
+    """A core whose ``info.kv_events`` is true."""
+
+    def take_kv_events(self) -> Sequence[KvEvent]:
+        """What changed in the KV cache since this was last asked, in order.
+
+        Asked after each turn. Cheap, and complete: whoever applies all events to an empty
+        cache knows what the cache holds.
+        """
+        ...
+
+
+class CheckedCore(StepCore, Protocol):
+    """A core whose ``info.health_check`` is true."""
+
+    def check_health(self) -> None:
+        """Return if all is well, such as a child process or a device that steps rely on.
+
+        Called now and then, between two steps. Whatever it raises is final, and a call that
+        does not return in time means that the engine hangs.
+        """
         ...

@@ -37,13 +37,14 @@ class CoreSpec:
     context_tokens: int = 2048
     itl_ms: float = 0.0
     prefill_ms: float = 0.0
+    prefill_token_us: float = 0.0
     load_ms: float = 0.0
     kv_blocks: int = 4096
     vocab_size: int | None = None
     vocabulary: Vocabulary | None = None
     faults: Sequence[Fault] = ()
-    #: Calls that go well before the first fault strikes.
-    faults_after: int = 0
+    #: Calls that go well before the faults strike; None: they wait to be set off.
+    faults_after: int | None = 0
     #: The core will run on an inline host.
     virtual: bool = False
 
@@ -71,6 +72,7 @@ def _make_sim(spec: CoreSpec) -> StepCore:
         model=spec.model or "sim",
         itl_ms=spec.itl_ms,
         prefill_ms=spec.prefill_ms,
+        prefill_token_us=spec.prefill_token_us,
         load_ms=spec.load_ms,
         kv_blocks=spec.kv_blocks,
         max_running=spec.max_running,

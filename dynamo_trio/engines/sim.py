@@ -13,6 +13,13 @@ the blocks for its prompt and its whole ``max_tokens`` when it is let in, so nob
 preempted. The core never sleeps: a step *owes* ``itl_ms`` if a request was past its first
 token, plus ``prefill_ms`` for each prompt that it let in, and the host sleeps that. So n
 tokens of a lone request take ``prefill_ms + (n - 1) * itl_ms``.
+
+Full blocks stay when their request ends (:mod:`dynamo_trio.engines.prefix_cache`), in what
+nobody has reserved: what is reserved, and what is kept beside it, are never more than
+``kv_blocks``, and whoever comes in takes room from the blocks that have been idle longest.
+So the cache changes neither answers nor who is let in. It changes the time of a prompt only
+as far as that depends on its tokens: ``prefill_token_us`` is owed for each that was not in
+the cache, ``prefill_ms`` in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +31,15 @@ from attrs import define, field, frozen
 
 from dynamo_trio import errors
 from dynamo_trio.engines.faults import Fault, FaultBox
-from dynamo_trio.engines.protocol import CoreInfo, Delta, FinishReason, Request, Stats
+from dynamo_trio.engines.prefix_cache import Prefix, PrefixCache
+from dynamo_trio.engines.protocol import (
+    CoreInfo,
+    Delta,
+    FinishReason,
+    KvEvent,
+    Request,
+    Stats,
+)
 from dynamo_trio.engines.vocabulary import EMPTY, Syllables, Vocabulary, fold, mix
 from dynamo_trio.engines.waiting import WaitingLine
 
@@ -41,6 +56,8 @@ class SimSettings:
     itl_ms: float = 0.0
     #: For each prompt, whatever its length.
     prefill_ms: float = 0.0
+    #: Microseconds for each token of a prompt that is not in the cache.
+    prefill_token_us: float = 0.0
     load_ms: float = 0.0
     max_running: int = 256
     context_tokens: int = 8192
@@ -61,6 +78,9 @@ class _Running:
     state: int
     previous: int
     salt: int
+    prefix: Prefix
+    #: Tokens of the prompt that were in the cache.
+    cached: int
     generated: int = 0
 
 
@@ -76,14 +96,16 @@ class SimCore:
             self.faults.arm(fault)
         self._waiting = WaitingLine()
         self._running: dict[str, _Running] = {}
-        # Invariant: the sum of `blocks` over _running; at most settings.kv_blocks.
+        # Invariant: the sum of `blocks` over _running. With the cache's idle blocks it is at
+        # most settings.kv_blocks.
         self._blocks_used = 0
+        self._cache = PrefixCache(self.settings.kv_block_tokens)
         self._owed = 0.0
         # Never set back: an engine that interrupts its core is about to end.
         self._interrupted = False
 
-    def arm(self, fault: Fault, after: int = 0) -> None:
-        """Let ``fault`` strike after ``after`` more calls of its kind."""
+    def arm(self, fault: Fault, after: int | None = 0) -> None:
+        """Let ``fault`` strike after ``after`` more calls of its kind; None: when set off."""
         self.faults.arm(fault, after)
 
     @property
@@ -97,6 +119,8 @@ class SimCore:
             kv_block_tokens=s.kv_block_tokens,
             kv_blocks_total=s.kv_blocks,
             vocab_size=s.vocab_size,
+            kv_events=True,
+            health_check=True,
         )
 
     def load(self, progress: Callable[[float], None]) -> None:
@@ -125,8 +149,7 @@ class SimCore:
         self._owed = 0.0
         self.faults.strike("step")
         decoding = bool(self._running)
-        admitted = self._admit()
-        self._owed = (admitted * self.settings.prefill_ms + decoding * self.settings.itl_ms) / 1000
+        self._owed = self._admit() + decoding * self.settings.itl_ms / 1000
         return [self._advance(entry) for entry in list(self._running.values())]
 
     def has_work(self) -> bool:
@@ -142,6 +165,10 @@ class SimCore:
             kv_blocks_total=self.settings.kv_blocks,
         )
 
+    def take_kv_events(self) -> list[KvEvent]:
+        """Blocks that were filled, and blocks that had to make room."""
+        return self._cache.take_events()
+
     def owed_seconds(self) -> float:
         """The pace of the last call; endless while a virtual fault holds it."""
         if self.faults.stuck is not None:
@@ -152,6 +179,11 @@ class SimCore:
         """End the pacing and what else can be interrupted."""
         self._interrupted = True
         self.faults.interrupt()
+
+    def check_health(self) -> None:
+        """Well, unless a fault was set off."""
+        self._owed = 0.0
+        self.faults.strike("check")
 
     def close(self) -> None:
         """Forget everything. Its children stay, if it was told to leak them."""
@@ -164,37 +196,51 @@ class SimCore:
     def _blocks(self, request: Request) -> int:
         return -(-(len(request.token_ids) + request.limit) // self.settings.kv_block_tokens)
 
-    def _admit(self) -> int:
-        """Let in who fits, in order; returns how many came in."""
-        admitted = 0
+    def _admit(self) -> float:
+        """Let in who fits, in order; returns the seconds that their prompts take."""
+        owed = 0.0
         while (request := self._waiting.peek()) is not None and self._fits(request):
-            self._start(self._waiting.pop())
-            admitted += 1
-        return admitted
+            owed += self._prefill(self._start(self._waiting.pop()))
+        return owed
+
+    def _prefill(self, entry: _Running) -> float:
+        computed = len(entry.request.token_ids) - entry.cached
+        return self.settings.prefill_ms / 1e3 + computed * self.settings.prefill_token_us / 1e6
 
     def _fits(self, request: Request) -> bool:
         room = self.settings.kv_blocks - self._blocks_used
         return len(self._running) < self.settings.max_running and self._blocks(request) <= room
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request) -> _Running:
+        blocks = self._blocks(request)
+        room = self.settings.kv_blocks - self._blocks_used - blocks
+        prefix, cached = self._cache.enter(request.token_ids, room)
         entry = _Running(
             request=request,
-            blocks=self._blocks(request),
+            blocks=blocks,
+            prefix=prefix,
+            cached=cached,
             state=fold(EMPTY, request.token_ids),
             previous=request.token_ids[-1],
             salt=(request.seed or 0) if request.temperature > 0 else 0,
         )
         self._running[request.request_id] = entry
         self._blocks_used += entry.blocks
+        return entry
 
     def _free(self, request_id: str) -> None:
-        self._blocks_used -= self._running.pop(request_id).blocks
+        entry = self._running.pop(request_id)
+        self._blocks_used -= entry.blocks
+        self._cache.leave(entry.prefix)
 
     def _advance(self, entry: _Running) -> Delta:
         token_id, reason = self._next(entry)
-        if reason is not None:
-            self._free(entry.request.request_id)
-        return Delta(entry.request.request_id, () if token_id is None else (token_id,), reason)
+        request_id = entry.request.request_id
+        tokens = () if token_id is None else (token_id,)
+        if reason is None:
+            return Delta(request_id, tokens)
+        self._free(request_id)
+        return Delta(request_id, tokens, reason, cached_tokens=entry.cached)
 
     def _next(self, entry: _Running) -> tuple[int | None, FinishReason | None]:
         request = entry.request
@@ -208,6 +254,7 @@ class SimCore:
         entry.state = fold(entry.state, (token_id,))
         entry.previous = token_id
         entry.generated += 1
+        self._cache.grow(entry.prefix, token_id)
         return token_id, "length" if entry.generated == request.limit else None
 
     def _ends(self, draw: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attrs import evolve, frozen
 
@@ -12,7 +12,15 @@ from dynamo_trio.engines.protocol import Delta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_trio.engines.protocol import CoreInfo, Request, Stats, StepCore
+    from dynamo_trio.engines.protocol import (
+        CachingCore,
+        CheckedCore,
+        CoreInfo,
+        KvEvent,
+        Request,
+        Stats,
+        StepCore,
+    )
 
 
 @frozen
@@ -22,6 +30,7 @@ class Turn:
     deltas: Sequence[Delta]
     stats: Stats
     has_work: bool
+    kv_events: Sequence[KvEvent] = ()
 
 
 def iterate(core: StepCore, adds: Sequence[Request], aborts: Sequence[str]) -> Turn:
@@ -36,7 +45,26 @@ def iterate(core: StepCore, adds: Sequence[Request], aborts: Sequence[str]) -> T
             deltas.append(Delta(request.request_id, (), "error", exc))
     if core.has_work():
         deltas.extend(core.step())
-    return Turn(deltas, core.stats(), core.has_work())
+    return Turn(deltas, core.stats(), core.has_work(), _kv_events(core))
+
+
+def _kv_events(core: StepCore) -> Sequence[KvEvent]:
+    return cast("CachingCore", core).take_kv_events() if core.info.kv_events else ()
+
+
+def check(core: StepCore) -> None:
+    """Ask a core whether it is well, in the thread of the host.
+
+    Raises:
+        EngineShutdown: it is not.
+    """
+    try:
+        cast("CheckedCore", core).check_health()
+    except errors.EngineShutdown:
+        raise
+    except Exception as exc:
+        text = f"the engine failed its health check: {type(exc).__name__}: {exc}"
+        raise errors.EngineDead(text) from exc
 
 
 def settled(request: Request, info: CoreInfo) -> Request:

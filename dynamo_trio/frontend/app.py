@@ -7,43 +7,32 @@ clients that leave, and the raw socket for streamed bodies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from dynamo_trio.console.logs import request_id
 from dynamo_trio.errors import (
     Cancelled,
-    Draining,
     DynamoException,
-    MethodNotAllowed,
     Overloaded,
-    RouteNotFound,
     Unknown,
+    forget_frames,
 )
-from dynamo_trio.frontend import metrics
-from dynamo_trio.frontend.generate import Kind, generate
-from dynamo_trio.frontend.health import LIVE, health
+from dynamo_trio.frontend.access import check_call
+from dynamo_trio.frontend.cors import with_headers
+from dynamo_trio.frontend.metrics import error_type
+from dynamo_trio.frontend.realtime.upgrade import serve_upgrade
+from dynamo_trio.frontend.refusals import required_headers
+from dynamo_trio.frontend.routes import Routes
 from dynamo_trio.frontend.state import Frontend, HttpCall
-from dynamo_trio.http.respond import send_bytes, send_json
-from dynamo_trio.wire.openai.response import (
-    ModelEntry,
-    error_body,
-    error_headers,
-    model_entry,
-    models_list,
-    public_error,
-)
+from dynamo_trio.frontend.trace import note_refusal
+from dynamo_trio.http.respond import send_empty, send_json
+from dynamo_trio.wire.openai.response import error_body, error_headers, public_error
 
 if TYPE_CHECKING:
-    from dynamo_trio.frontend.catalog import ServedModel
     from dynamo_trio.http.asgi import Headers, Receive, Scope, Send
 
 logger = logging.getLogger("dynamo_trio.frontend")
-
-Route = Callable[[Frontend, HttpCall], Awaitable[None]]
 
 
 @attrs.frozen(eq=False)
@@ -51,44 +40,57 @@ class App:
     """The ASGI application of one frontend."""
 
     frontend: Frontend
+    routes: Routes = attrs.field(init=False)
+
+    @routes.default
+    def _routes_default(self) -> Routes:
+        return Routes(self.frontend.paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http":
-                await self._http(scope, receive, send)
+                with self.frontend.calls.inside():
+                    await self._http(scope, receive, send)
             case "websocket":
-                await self._websocket(scope, receive, send)
+                with self.frontend.calls.inside():
+                    await self._websocket(scope, receive, send)
             case "lifespan":
                 await _lifespan(receive, send)
 
     # --- HTTP -----------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = _COUNTED.get(scope["path"], "")
-        call = HttpCall.of(scope, receive, send, endpoint=endpoint)
-        request_id.set(call.request_id)  # for every log line of this request's tasks
+        if headers := self.frontend.cors.headers(scope):
+            send = with_headers(send, headers)
+        call = HttpCall.of(scope, receive, send, endpoint=self.routes.label(scope["path"]))
+        call.enter()
         try:
-            await self._route(scope)(self.frontend, call)
+            if not (self.frontend.cors.origins and await self._preflight(call)):
+                check_call(self.frontend, scope)
+                await self.routes.find(scope["method"], scope["path"])(self.frontend, call)
         except DynamoException as exc:
+            call.span.fail(exc.reason)
             if not call.attempt.admitted:
                 self.frontend.refusals.note(call.attempt, exc)
+                note_refusal(call.span, call.attempt, error_type(exc))
             if not isinstance(exc, Cancelled):  # nobody is there to be answered
                 await self._answer_error(call, exc)
+            forget_frames(exc)
         except Exception:
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("%s failed", call.attempt.name)
+            call.span.fail("internal")
             await self._answer_error(call, Unknown("Internal server error."))
+        finally:
+            call.span.end()
 
-    def _route(self, scope: Scope) -> Route:
-        path, method = scope["path"], scope["method"]
-        if self.frontend.draining and (path == "/v1" or path.startswith("/v1/")):
-            raise Draining("The server is shutting down and takes no new requests.")
-        methods = _find(path)
-        if methods is None:
-            raise RouteNotFound(f"There is no {method} {path} here.")
-        route = methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            raise MethodNotAllowed(f"{path} takes {', '.join(methods)}, not {method}.")
-        return route
+    async def _preflight(self, call: HttpCall) -> bool:
+        """Answer a browser that asks whether it may ask. Returns False if this is another one."""
+        methods = self.routes.methods(call.scope["path"]) or {}
+        headers = self.frontend.cors.preflight(call.scope, methods)
+        if headers is None:
+            return False
+        await send_empty(call.scope, call.send, 204, [*headers, *call.response_headers()])
+        return True
 
     async def _answer_error(self, call: HttpCall, exc: DynamoException) -> None:
         error = public_error(exc)
@@ -98,7 +100,11 @@ class App:
             call.send,
             status,
             error_body(error),
-            [*_without_type(error_headers(error)), *call.response_headers()],
+            [
+                *_without_type(error_headers(error)),
+                *required_headers(error, call.scope),
+                *call.response_headers(),
+            ],
             close=self.frontend.draining,
             limits=self.frontend.limits,
         )
@@ -106,21 +112,7 @@ class App:
     # --- WebSocket ------------------------------------------------------------------------
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """There is no WebSocket endpoint yet; the upgrade is refused like any other request."""
-        del receive
-        error: DynamoException = RouteNotFound(f"There is no WebSocket at {scope['path']}.")
-        if self.frontend.draining:
-            error = Draining("The server is shutting down and takes no new requests.")
-        if "websocket.http.response" not in scope.get("extensions", {}):
-            await send(
-                {"type": "websocket.close", "code": 1012 if self.frontend.draining else 1008}
-            )
-            return
-        body = error_body(error)
-        headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]
-        start = {"type": "websocket.http.response.start", "headers": headers}
-        await send({**start, "status": error.status})
-        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+        await serve_upgrade(self.frontend, scope, receive, send)
 
 
 def _without_type(headers: Headers) -> Headers:
@@ -134,64 +126,3 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
-
-
-# --- routes -----------------------------------------------------------------------------
-
-
-async def _health(frontend: Frontend, call: HttpCall) -> None:
-    instances = [
-        instance for model in frontend.catalog.models() for instance in model.client.instances()
-    ]
-    status, body = health(frontend.stage, instances)
-    await send_json(call.scope, call.send, status, body, limits=frontend.limits)
-
-
-async def _live(frontend: Frontend, call: HttpCall) -> None:
-    await send_json(call.scope, call.send, 200, LIVE, limits=frontend.limits)
-
-
-async def _metrics(frontend: Frontend, call: HttpCall) -> None:
-    text = frontend.metrics.exposition()
-    await send_bytes(call.scope, call.send, 200, text, metrics.CONTENT_TYPE)
-
-
-async def _models(frontend: Frontend, call: HttpCall) -> None:
-    body = models_list([_entry(model) for model in frontend.catalog.models()])
-    headers = call.response_headers()
-    await send_json(call.scope, call.send, 200, body, headers, limits=frontend.limits)
-
-
-async def _model(frontend: Frontend, call: HttpCall) -> None:
-    name = call.scope["path"].removeprefix(_MODEL_PREFIX)  # ASGI has decoded it
-    body = model_entry(_entry(frontend.find(name)))
-    headers = call.response_headers()
-    await send_json(call.scope, call.send, 200, body, headers, limits=frontend.limits)
-
-
-def _entry(model: ServedModel) -> ModelEntry:
-    return ModelEntry(model.name, model.created, model.context_length or None)
-
-
-_MODEL_PREFIX = "/v1/models/"
-
-#: Path -> Dynamo's metric label "endpoint".
-_COUNTED = {
-    "/v1/chat/completions": Kind.CHAT.label,
-    "/v1/completions": Kind.COMPLETION.label,
-}
-
-_ROUTES: dict[str, dict[str, Route]] = {
-    "/health": {"GET": _health},
-    "/live": {"GET": _live},
-    "/metrics": {"GET": _metrics},
-    "/v1/models": {"GET": _models},
-    "/v1/chat/completions": {"POST": partial(generate, Kind.CHAT)},
-    "/v1/completions": {"POST": partial(generate, Kind.COMPLETION)},
-}
-
-
-def _find(path: str) -> dict[str, Route] | None:
-    if path.startswith(_MODEL_PREFIX) and path != _MODEL_PREFIX:
-        return {"GET": _model}
-    return _ROUTES.get(path)

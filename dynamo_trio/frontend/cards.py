@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from dynamo_trio.errors import CardUnusable, LoadError
+from dynamo_trio.frontend.keeper import Verbatim
 from dynamo_trio.models.card_loader import fetch_card
 from dynamo_trio.tokenizers import Preprocessor, Tokenizer, load_tokenizer
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from dynamo_trio.wire.dynamo.card import CardJson
 
 #: What we can serve, in the words of a card.
-_SERVED_TYPES = {"chat", "completions"}
-_SERVED_INPUT = "tokens"
+_TEXT_TYPES = {"chat", "completions"}
+_TEXT_INPUT = "tokens"
+#: A model that is spoken to over a WebSocket, and by no other way.
+_REALTIME_TYPE = "realtime"
 
 
 def card_loader(
@@ -41,19 +44,28 @@ def card_loader(
 
 async def _load(
     cache_dir: Path, model_dir: Path | None, limits: CardLimits | None, card: ModelCard
-) -> Preprocessor:
+) -> Preprocessor | Verbatim:
     path = card.model_path
+    if _is_realtime(card):
+        return Verbatim()
     if card.card_json is not None:
         _check(card.card_json)
         path = await fetch_card(card.card_json, cache_dir, model_dir=model_dir, limits=limits)
     return await trio.to_thread.run_sync(_preprocessor, card, path, abandon_on_cancel=True)
 
 
+def _is_realtime(card: ModelCard) -> bool:
+    """Does its worker take the events of a session as they are? No file of it is read then."""
+    types = card.model_type if card.card_json is None else card.card_json.model_types
+    return _REALTIME_TYPE in types and not types & _TEXT_TYPES
+
+
 def _check(card: CardJson) -> None:
     """Refuse what is not ours to serve, before anything is fetched."""
-    if not card.model_types & _SERVED_TYPES:
-        raise CardUnusable(f"it is of the type {card.model_type[:100]!r}; chat or completions are")
-    if card.model_input.lower() != _SERVED_INPUT:
+    if not card.model_types & _TEXT_TYPES:
+        served = "chat, completions or realtime"
+        raise CardUnusable(f"it is of the type {card.model_type[:100]!r}; {served} are served")
+    if card.model_input.lower() != _TEXT_INPUT:
         raise CardUnusable(f"it wants {card.model_input[:100]!r} as its input; Tokens are sent")
 
 

@@ -18,17 +18,19 @@ import trio
 from dynamo_trio.client import INHIBITED
 from dynamo_trio.discovery import Discovery, ModelCard, Put
 from dynamo_trio.errors import ModelNotFound, NoWorker
-from dynamo_trio.frontend.keeper import ModelKeeper, ServedModel, Sources
+from dynamo_trio.frontend.keeper import ModelKeeper, ServedModel, Sources, Verbatim
+from dynamo_trio.plane import Planes
 from dynamo_trio.tokenizers import Preprocessor
 
 if TYPE_CHECKING:
     from dynamo_trio.plane import RequestPlane
 
-__all__ = ["Catalog", "Loader", "ServedModel", "open_catalog"]
+__all__ = ["Catalog", "Loader", "ServedModel", "Verbatim", "open_catalog"]
 
-#: Builds what turns a model's text into tokens and back. May wait, as for a thread. What it
-#: raises is logged, and it is called again later.
-Loader = Callable[[ModelCard], Awaitable[Preprocessor]]
+#: Builds what turns a model's text into tokens and back, or says that its worker is to get what
+#: the client sends. May wait, as for a thread. What it raises is logged, and it is called again
+#: later.
+Loader = Callable[[ModelCard], Awaitable[Preprocessor | Verbatim]]
 
 
 @attrs.define(eq=False)
@@ -60,6 +62,10 @@ class Catalog:
     def knows(self, name: str) -> bool:
         """Is, or was, there a model of that name?"""
         return name in self._known
+
+    def known(self) -> list[str]:
+        """The names of all models that are, or were, there."""
+        return sorted(self._known)
 
     async def wait_for(self, name: str) -> ServedModel:
         """Wait until the model is offered and has an instance."""
@@ -129,7 +135,7 @@ class _Follower:
 @asynccontextmanager
 async def open_catalog(
     discovery: Discovery,
-    planes: Mapping[str, RequestPlane],
+    planes: Planes | Mapping[str, RequestPlane],
     load: Loader,
     *,
     namespace: str | None = None,
@@ -142,7 +148,7 @@ async def open_catalog(
     """
     catalog = Catalog()
     async with discovery.watch(ModelCard) as watch, trio.open_nursery() as nursery:
-        sources = Sources(discovery, planes, load, nursery, inhibited)
+        sources = Sources(discovery, Planes.of(planes), load, nursery, inhibited)
         follower = _Follower(catalog, sources, namespace)
         nursery.start_soon(follower.follow, watch)
         yield catalog

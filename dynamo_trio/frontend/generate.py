@@ -8,7 +8,6 @@ From there on the admission encloses everything, the farewell included.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -16,14 +15,27 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 import trio
 
-from dynamo_trio.errors import Cancelled, DynamoException, Overloaded, RequestCut
+from dynamo_trio.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Disconnected,
+    DynamoException,
+    EngineShutdown,
+    Overloaded,
+    RequestCut,
+    ResponseTimeout,
+    Unanswered,
+)
 from dynamo_trio.frontend.answers import Answer, StreamAnswer, UnaryAnswer
+from dynamo_trio.frontend.deadline import deadline_of
 from dynamo_trio.frontend.metrics import error_type
-from dynamo_trio.http.respond import read_body, send_json, stream_response, watch_disconnect
+from dynamo_trio.http.exchange import exchange_of
+from dynamo_trio.http.respond import send_json, stream_response, watch_disconnect
 from dynamo_trio.http.sinks import open_sink
 from dynamo_trio.lifecycle import CutReason, Outcome
-from dynamo_trio.plane import ClientStream, RequestHead
+from dynamo_trio.plane import RequestHead
 from dynamo_trio.tokenizers.preprocess import INLINE_BYTES
+from dynamo_trio.wire.ids import new_uuid
 from dynamo_trio.wire.openai import response as openai_response
 from dynamo_trio.wire.openai.request import (
     ChatRequest,
@@ -35,11 +47,11 @@ from dynamo_trio.wire.openai.request import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
 
-    from dynamo_trio.discovery import Instance
+    from dynamo_trio.frontend.admission import Admitted
     from dynamo_trio.frontend.catalog import ServedModel
     from dynamo_trio.frontend.metrics import RequestRecord
+    from dynamo_trio.frontend.placement import Placement
     from dynamo_trio.frontend.state import Frontend, HttpCall
     from dynamo_trio.lifecycle import Admission
     from dynamo_trio.wire.llm import PreprocessedRequest
@@ -89,33 +101,59 @@ async def generate(kind: Kind, frontend: Frontend, call: HttpCall) -> None:
     Raises:
         DynamoException: nothing has been sent yet; the caller answers with its status.
     """
-    body = await read_body(call.scope, call.receive, frontend.limits)
-    request = await parse_body(kind, body)
+    deadline = deadline_of(call.scope)
+    request, size = await _read(kind, frontend, call)
     attempt = call.attempt
     attempt.model, attempt.request_type = request.model, "stream" if request.stream else "unary"
-    model = frontend.find(request.model)
-    label = f"{kind.label} {call.request_id}"
-    with (
-        frontend.lifecycle.http.admit(label) as admission,
-        frontend.metrics.request(model.name, kind.label, attempt.request_type) as record,
-    ):
+    model = frontend.find(request.model).require_text()
+    admitting = frontend.admit(
+        model,
+        endpoint=kind.label,
+        request_type=attempt.request_type,
+        request_id=call.request_id,
+        deadline=deadline,
+    )
+    with admitting as admitted:
         attempt.admitted = True
-        generation = Generation(kind, frontend, call, request, model, admission, record)
+        admission, record = admitted.admission, admitted.record
+        generation = Generation(kind, call, request, admitted)
         try:
-            await generation.run(len(body))
+            await generation.run(size)
         except DynamoException as exc:
-            generation.error, record.error_type = exc, error_type(exc)
-            admission.settle(Outcome.CANCELLED if isinstance(exc, Cancelled) else Outcome.FAILED)
+            record.error_type = error_type(exc)
+            if admission.settle(ended_by(exc)):
+                generation.error = exc
             raise
         finally:
             generation.log()
 
 
-async def parse_body(kind: Kind, body: bytes) -> GenerationRequest:
-    """The request in ``body``; a long one is read in a thread."""
+async def _read(kind: Kind, frontend: Frontend, call: HttpCall) -> tuple[GenerationRequest, int]:
+    """The request, and how long its body was; that takes room until it was made sense of."""
+    exchange = exchange_of(call.scope)
+    free = None if exchange is None else exchange.connection.free_share
+    with frontend.calls.bodies.hold(frontend.limits, free) as hold:
+        body = await frontend.calls.read_body(call.scope, call.receive, frontend.limits, hold)
+        return await parse_body(kind, body, frontend.calls.parsing), len(body)
+
+
+def ended_by(error: DynamoException) -> Outcome:
+    """What became of a request that an error ended.
+
+    An engine, a worker or a connection that goes away in the middle cuts what it served: that
+    is no mistake of a handler or of the request.
+    """
+    if isinstance(error, EngineShutdown | RequestCut | Disconnected | ResponseTimeout | Unanswered):
+        return Outcome.CUT
+    return Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED
+
+
+async def parse_body(kind: Kind, body: bytes, limiter: trio.CapacityLimiter) -> GenerationRequest:
+    """The request in ``body``; a long one is read in a thread, as ``limiter`` allows."""
     if len(body) <= PARSE_INLINE_BYTES:
         return kind.parse(body)
-    return await trio.to_thread.run_sync(kind.parse, body)
+    parse = trio.to_thread.run_sync
+    return await parse(kind.parse, body, abandon_on_cancel=True, limiter=limiter)
 
 
 @attrs.define(eq=False)
@@ -123,27 +161,44 @@ class Generation:
     """One admitted request."""
 
     kind: Kind
-    frontend: Frontend
     call: HttpCall
     request: GenerationRequest
-    model: ServedModel
-    admission: Admission
-    record: RequestRecord
-    #: Why it failed, if it did.
+    admitted: Admitted
+    #: What ended it, if not its admission did.
     error: DynamoException | None = None
-    #: Who serves it, once that is chosen.
-    instance: Instance | None = None
+    #: Who serves it.
+    placement: Placement = attrs.field(init=False)
     id: str = attrs.field(init=False)
     created: int = attrs.field(factory=lambda: int(time.time()))
 
     def __attrs_post_init__(self) -> None:
-        self.id = self.kind.id_prefix + secrets.token_hex(12)
+        # Not the client's request id: nothing keeps clients from sending one twice. A UUID, for
+        # Dynamo's workers log no other kind.
+        number = new_uuid()
+        self.id = self.kind.id_prefix + number
+        self.placement = self.admitted.place(RequestHead(number))
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.admitted.frontend
+
+    @property
+    def model(self) -> ServedModel:
+        return self.admitted.model
+
+    @property
+    def admission(self) -> Admission:
+        return self.admitted.admission
+
+    @property
+    def record(self) -> RequestRecord:
+        return self.admitted.record
 
     async def run(self, body_size: int) -> None:
-        prepared = await self._prepare(body_size)
-        self.record.prompt(len(prepared.token_ids))
         left = partial(self.admission.cut, CutReason.CLIENT_LEFT)
         async with watch_disconnect(self.call.scope, self.call.receive, left):
+            prepared = await self._prepare(body_size)
+            self.record.prompt(len(prepared.token_ids))
             if self.request.stream:
                 await self._stream(prepared)
             else:
@@ -151,23 +206,21 @@ class Generation:
 
     def log(self) -> None:
         """One line for the operator, whatever became of the request."""
-        by = "" if self.instance is None else f" by {self.instance.instance_id:x}"
         logger.log(
             logging.WARNING if self._workers_fault else logging.INFO,
             "%s of %s%s: %s, %d tokens in %.2f s",
-            *(self.kind.label, self.model.name, by, self._ending()),
+            *(self.kind.label, self.model.name, self.placement, self._ending()),
             *(self.record.token_count, self.record.age()),
         )
 
     @property
     def _workers_fault(self) -> bool:
         """Did the worker, or the way to it, fail the request? To be full is no failure."""
-        error, failed = self.error, self.admission.outcome is Outcome.FAILED
+        error = self.error
         return (
-            failed
-            and error is not None
+            error is not None
             and error.status >= 500
-            and not isinstance(error, Overloaded)
+            and not isinstance(error, Overloaded | DeadlineExceeded)
         )
 
     def _ending(self) -> str:
@@ -177,31 +230,38 @@ class Generation:
                 return "complete"
             case None:  # its task is being cancelled, or by a mistake of ours
                 return "broken off"
-            case Outcome.FAILED if self.error is not None:
+            case Outcome.FAILED | Outcome.CUT if self.error is not None:
                 return f"{self.error.reason} ({self.error.message[:200]})"
             case outcome:
                 return outcome.value
 
     async def _prepare(self, body_size: int) -> PreprocessedRequest:
-        """Render and tokenise; long prompts in a thread, since that takes milliseconds."""
-        if body_size <= INLINE_BYTES:
-            return self._preprocess()
-        return await trio.to_thread.run_sync(self._preprocess)
+        """Render and tokenise, in a thread where that takes milliseconds and more.
+
+        Raises:
+            DynamoException: the prompt is not right, or the request was cut meanwhile.
+        """
+        if body_size <= INLINE_BYTES and (prepared := self._preprocess_at_once()) is not None:
+            return prepared
+        with trio.CancelScope(deadline=self.admission.scope.deadline) as limit:
+            self.admission.on_cut.append(limit.cancel)
+            if self.admission.reason is not None:
+                limit.cancel()
+            return await trio.to_thread.run_sync(self._preprocess, abandon_on_cancel=True)
+        self.admission.cut(CutReason.DEADLINE)  # nothing else has ended it, or this changes nothing
+        raise self._cut_error() or Cancelled("the client left")
+
+    def _preprocess_at_once(self) -> PreprocessedRequest | None:
+        """None: the model's template takes too long for that."""
+        if isinstance(self.request, ChatRequest):
+            return self.model.preprocessor.chat_at_once(self.request)
+        return self._preprocess()
 
     def _preprocess(self) -> PreprocessedRequest:
         if isinstance(self.request, ChatRequest):
             return self.model.preprocessor.chat(self.request)
         assert isinstance(self.request, CompletionRequest)
         return self.model.preprocessor.completion(self.request)
-
-    def _open(
-        self, prepared: PreprocessedRequest, answer: Answer
-    ) -> AbstractAsyncContextManager[ClientStream]:
-        client = self.model.client
-        # Not the client's request id: nothing keeps clients from sending one twice.
-        head = RequestHead(self.id)
-        self.instance = self.frontend.route(client)
-        return client.open_stream(self.instance, head, prepared, answer)
 
     # --- streamed -----------------------------------------------------------------------
 
@@ -218,20 +278,17 @@ class Generation:
         await stream_response(
             sink,
             self.admission,
-            partial(self._pump, prepared, answer),
+            partial(self.placement.serve, prepared, answer, partial(self._pump, answer)),
             farewell=lambda: answer.farewell(self._cut_error()),
         )
         whole = sink.complete or sink.handed_over
         self._settle(answer, delivered=whole, told=whole or not sink.started)
         if not sink.started:
-            raise answer.error or self._cut_error() or Cancelled("the client left")
+            raise self.error or self._cut_error() or Cancelled("the client left")
 
-    async def _pump(self, prepared: PreprocessedRequest, answer: StreamAnswer) -> None:
-        async with self._open(prepared, answer) as stream:
-            answer.attach(stream)
-            await answer.begun.wait()
-            if answer.error is not None and not answer.sink.started and not answer.sink.pending:
-                return
+    async def _pump(self, answer: StreamAnswer) -> None:
+        await answer.begun.wait()
+        if not answer.untouched:
             await answer.sink.start(200, [*EVENT_STREAM, *self.call.response_headers()])
             await answer.sink.serve()
 
@@ -240,12 +297,10 @@ class Generation:
     async def _unary(self, prepared: PreprocessedRequest) -> None:
         answer = UnaryAnswer(self.model.preprocessor.output(prepared), self.record)
         with self.admission.scope:
-            async with self._open(prepared, answer) as stream:
-                answer.attach(stream)
-                await answer.over.wait()
+            await self.placement.serve(prepared, answer, lambda: answer.over.wait())
         if not answer.complete:
             self._settle(answer, delivered=False)
-            raise answer.error or self._cut_error() or Cancelled("the client left")
+            raise self._cut_error() or Cancelled("the client left")
         delivered = await self._send_whole(answer)
         self._settle(answer, delivered=delivered)
 
@@ -268,6 +323,7 @@ class Generation:
             headers,
             close=self.frontend.draining,
             limits=self.frontend.limits,
+            admission=self.admission,
         )
 
     # --- the end ------------------------------------------------------------------------
@@ -277,16 +333,21 @@ class Generation:
         reason = self.admission.reason
         if reason is None or reason is CutReason.CLIENT_LEFT:
             return None
+        if reason is CutReason.DEADLINE:
+            return DeadlineExceeded("The time that the client gave this request is over.")
         return RequestCut("The server is shutting down; this answer is incomplete.")
 
     def _settle(self, answer: Answer, *, delivered: bool, told: bool = True) -> None:
         """Exactly one outcome, for the metrics and for the shutdown report."""
         if delivered and answer.complete:
             self.admission.settle(Outcome.FINISHED)
-        elif answer.error is not None:
+        elif answer.error is not None and not answer.untouched:  # else it was cut as it failed
             self.error, self.record.error_type = answer.error, error_type(answer.error)
+            self.admission.settle(ended_by(answer.error))
+        elif isinstance(error := self._cut_error(), DeadlineExceeded):
+            self.error, self.record.error_type = error, error_type(error)
             self.admission.settle(Outcome.FAILED)
-        elif self._cut_error() is not None:
+        elif error is not None:
             self.record.error_type = "unavailable"
             # Cut means: ended early and told so. An answer without a head is told by its status.
             self.admission.settle(Outcome.CUT if told else Outcome.LOST)

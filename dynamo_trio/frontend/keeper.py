@@ -22,14 +22,14 @@ import attrs
 import trio
 
 from dynamo_trio.client import Client, open_client
-from dynamo_trio.errors import CardUnusable, DynamoException, StartupError
+from dynamo_trio.errors import CardUnusable, DynamoException, ModelNotFound, StartupError
 from dynamo_trio.models.card_files import files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from dynamo_trio.discovery import Discovery, EndpointId, ModelCard
-    from dynamo_trio.plane import RequestPlane
+    from dynamo_trio.plane import Planes
     from dynamo_trio.tokenizers import Preprocessor
 
 logger = logging.getLogger("dynamo_trio.frontend")
@@ -46,6 +46,16 @@ LINGER = 60.0
 TELL_EVERY = 1.0
 
 
+@attrs.frozen
+class Verbatim:
+    """In the place of a preprocessor: the worker gets a session's events as its client sent them.
+
+    That is how models are spoken to whose card is of Dynamo's type ``realtime``.
+    """
+
+    context_length: int = 0  # tokens; 0: it is the worker's business
+
+
 @attrs.define(eq=False)
 class ServedModel:
     """A model that can be asked now."""
@@ -53,9 +63,33 @@ class ServedModel:
     name: str
     context_length: int  # tokens, prompt and answer together
     created: int  # Unix seconds, for OpenAI's model object
-    preprocessor: Preprocessor
+    processing: Preprocessor | Verbatim
     client: Client
+    #: The card that it was made from.
+    card: ModelCard | None = None
     withdrawn: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def speaks_realtime(self) -> bool:
+        """Do its workers take the events of ``/v1/realtime`` themselves, and nothing else?"""
+        return isinstance(self.processing, Verbatim)
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """Between its text and its tokens.
+
+        Raises:
+            ModelNotFound: it has neither, see :attr:`speaks_realtime`.
+        """
+        if isinstance(self.processing, Verbatim):
+            why = f"model {self.name[:200]!r} is served at /v1/realtime only"
+            raise ModelNotFound(why, param="model")
+        return self.processing
+
+    def require_text(self) -> ServedModel:
+        """This model, if it takes text; raises as :attr:`preprocessor` does."""
+        _ = self.preprocessor
+        return self
 
 
 class Shelf(Protocol):
@@ -73,8 +107,8 @@ class Sources:
     """What a model is made with."""
 
     discovery: Discovery
-    planes: Mapping[str, RequestPlane]
-    load: Callable[[ModelCard], Awaitable[Preprocessor]]
+    planes: Planes
+    load: Callable[[ModelCard], Awaitable[Preprocessor | Verbatim]]
     nursery: trio.Nursery
     #: As in :func:`~dynamo_trio.client.open_client`.
     inhibited: float
@@ -140,10 +174,10 @@ class ModelKeeper:
             candidate = await self._next()
             if candidate is None:
                 continue
-            preprocessor = await self._load(candidate)
-            if preprocessor is not None:
+            processing = await self._load(candidate)
+            if processing is not None:
                 self._offered = candidate.card
-                await self._offer(candidate.card.endpoint, preprocessor)
+                await self._offer(candidate.card, processing)
                 self._offered = None
 
     async def _next(self) -> _Candidate | None:
@@ -154,7 +188,7 @@ class ModelKeeper:
             return None
         return best
 
-    async def _load(self, candidate: _Candidate) -> Preprocessor | None:
+    async def _load(self, candidate: _Candidate) -> Preprocessor | Verbatim | None:
         candidate.loading = trio.CancelScope()  # one for each attempt: no scope is entered twice
         with candidate.loading:
             try:
@@ -163,14 +197,14 @@ class ModelKeeper:
                 candidate.failed(exc)
         return None
 
-    async def _offer(self, endpoint: EndpointId, preprocessor: Preprocessor) -> None:
-        model = await self.sources.nursery.start(self._hold_client, endpoint, preprocessor)
+    async def _offer(self, card: ModelCard, processing: Preprocessor | Verbatim) -> None:
+        model = await self.sources.nursery.start(self._hold_client, card, processing)
         self.shelf.offer(model)
         logger.info("model %s is offered; it has %s", self.name, _workers(model))
         await self._wait_forsaken(model)
         self.shelf.withdraw(model)
         model.withdrawn.set()
-        logger.info("model %s is gone: no card of a worker at %s is left", self.name, endpoint)
+        logger.info("model %s is gone: no card of a worker at %s is left", self.name, card.endpoint)
 
     async def _wait_forsaken(self, model: ServedModel) -> None:
         """Until no card of the model's endpoint is left, and the same has not come back soon."""
@@ -197,18 +231,18 @@ class ModelKeeper:
 
     async def _hold_client(
         self,
-        endpoint: EndpointId,
-        preprocessor: Preprocessor,
+        card: ModelCard,
+        processing: Preprocessor | Verbatim,
         *,
         task_status: trio.TaskStatus[ServedModel],
     ) -> None:
         """A task of its own: the client outlives the model, see :data:`LINGER`."""
-        sources, length = self.sources, preprocessor.context_length
+        sources, length = self.sources, processing.context_length
         opening = open_client(
-            endpoint, sources.discovery, sources.planes, inhibited=sources.inhibited
+            card.endpoint, sources.discovery, sources.planes, inhibited=sources.inhibited
         )
         async with opening as client:
-            model = ServedModel(self.name, length, int(time.time()), preprocessor, client)
+            model = ServedModel(self.name, length, int(time.time()), processing, client, card)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_tell_of_workers, model)
                 task_status.started(model)

@@ -1,35 +1,47 @@
-"""The frontend's metrics, with Dynamo 1.5.1's names and labels.
+"""The frontend's metrics, with Dynamo 1.5.1's names, labels and buckets.
 
 One request has one terminal outcome, counted when its record is closed, or at once if it is
-refused; so whenever the frontend is idle ``started = success + error`` holds for each model.
+refused. So ``started = success + error + running`` holds for each model at every scrape; those
+that were cancelled, or rejected because every worker was full, are among the errors, under
+``error_type``, and are counted once more by themselves.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import secrets
+import time
 from typing import TYPE_CHECKING
 
 import attrs
-import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from dynamo_trio.errors import (
     Cancelled,
     ConnectionTimeout,
+    DeadlineExceeded,
     DynamoException,
     InvalidArgument,
     ModelNotFound,
     Overloaded,
 )
+from dynamo_trio.frontend.live import LiveMetrics, ModelMetrics, WorkerMetrics
+from dynamo_trio.frontend.record import RequestRecord
+from dynamo_trio.frontend.router_metrics import RouterMetrics
+from dynamo_trio.metrics import buckets
+from dynamo_trio.metrics.counters import CounterFamily
 from dynamo_trio.metrics.exposition import expose
+from dynamo_trio.metrics.histograms import Distribution, HistogramFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from types import TracebackType
 
-_PREFIX = "dynamo_frontend"
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
+    from dynamo_trio.frontend.catalog import Catalog
+
+__all__ = ["CONTENT_TYPE", "PREFIX", "FrontendMetrics", "RequestRecord", "error_type"]
+
+#: What the names begin with, unless ``DYN_METRICS_PREFIX`` says otherwise.
+PREFIX = "dynamo_frontend"
 
 _ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
     (Cancelled, "cancelled"),
@@ -37,6 +49,7 @@ _ERROR_TYPES: tuple[tuple[type[DynamoException], str], ...] = (
     (InvalidArgument, "validation"),
     (Overloaded, "overload"),
     (ConnectionTimeout, "response_timeout"),
+    (DeadlineExceeded, "response_timeout"),
 )
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -54,136 +67,181 @@ def error_type(exc: DynamoException) -> str:
 class FrontendMetrics:
     """All collectors of one frontend, in a registry of their own."""
 
+    prefix: str = PREFIX
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
-    started: Counter = attrs.field(init=False)
-    finished: Counter = attrs.field(init=False)
-    cancelled: Counter = attrs.field(init=False)
-    rejected: Counter = attrs.field(init=False)
-    active: Gauge = attrs.field(init=False)
-    ttft: Histogram = attrs.field(init=False)
-    itl: Histogram = attrs.field(init=False)
-    duration: Histogram = attrs.field(init=False)
-    prompt_tokens: Histogram = attrs.field(init=False)
-    output_sequence: Histogram = attrs.field(init=False)
-    output_tokens: Counter = attrs.field(init=False)
+    # Counters.
+    started: CounterFamily = attrs.field(init=False)
+    finished: CounterFamily = attrs.field(init=False)
+    cancelled: CounterFamily = attrs.field(init=False)
+    rejected: CounterFamily = attrs.field(init=False)
+    migrated: CounterFamily = attrs.field(init=False)
+    # Histograms by model.
+    ttft: HistogramFamily = attrs.field(init=False)
+    itl: HistogramFamily = attrs.field(init=False)
+    duration: HistogramFamily = attrs.field(init=False)
+    prompt_tokens: HistogramFamily = attrs.field(init=False)
+    output_sequence: HistogramFamily = attrs.field(init=False)
+    cached_tokens: HistogramFamily = attrs.field(init=False)
+    migration: HistogramFamily = attrs.field(init=False)
+    # Others.
+    stage_seconds: HistogramFamily = attrs.field(init=False)
+    plane_queue: Distribution = attrs.field(init=False)
+    plane_send: Distribution = attrs.field(init=False)
+    plane_ttft: Distribution = attrs.field(init=False)
+    live: LiveMetrics = attrs.field(init=False)
+    workers: WorkerMetrics = attrs.field(init=False)
+    router: RouterMetrics = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        kind = ["model", "endpoint", "request_type"]
+        self._count()
+        self._measure_requests()
+        self._measure_planes()
+        self.live = LiveMetrics(self.prefix, self.registry)
+        self.workers = WorkerMetrics(self.prefix, self.registry)
+        self.router = RouterMetrics(self.registry)
+        self._tell_uptime()
+
+    def _tell_uptime(self) -> None:
+        began = time.monotonic()
+        uptime = Gauge(
+            "dynamo_component_uptime_seconds",
+            "Seconds since the process began",
+            ["worker_id"],
+            registry=self.registry,
+        )
+        # A frontend is no instance of anything: Dynamo's has a random number here, too.
+        uptime.labels(f"{secrets.randbits(63):x}").set_function(lambda: time.monotonic() - began)
+
+    def _count(self) -> None:
+        kind = ("model", "endpoint", "request_type")
         self.started = self._counter(
-            "requests_started", "Requests that were received, refused ones included", kind
+            "requests_started", "Requests that were received, refused ones included", *kind
         )
         self.finished = self._counter(
             "requests",
             "Requests that have ended, refused ones included",
-            [*kind, "status", "error_type"],
+            *(*kind, "status", "error_type"),
         )
         self.cancelled = self._counter(
-            "model_cancellation", "Requests whose client left before the end", kind
+            "model_cancellation", "Requests whose client left before the end", *kind
         )
         self.rejected = self._counter(
-            "model_rejection",
-            "Requests refused because every worker was full",
-            ["model", "endpoint"],
+            "model_rejection", "Requests refused for want of room", "model", "endpoint"
         )
-        self.active = Gauge(
-            f"{_PREFIX}_active_requests", "Requests that run now", ["model"], registry=self.registry
+        self.migrated = self._counter(
+            "model_migration",
+            "Requests that went on to another worker because one had failed them",
+            *("model", "migration_type"),
         )
-        self.ttft = self._histogram(
-            "time_to_first_token_seconds",
-            "Seconds from a request's arrival to its first token",
-            _SLOW,
+        self._counter(
+            "model_migration_max_seq_len_exceeded",
+            "Requests that were too long to go on at another worker",
+            "model",
         )
-        self.itl = self._histogram(
-            "inter_token_latency_seconds", "Seconds between two tokens of an answer", _FAST
-        )
-        self.duration = self._histogram(
-            "request_duration_seconds", "Seconds from a request's arrival to its end", _SLOW
-        )
-        self.prompt_tokens = self._histogram("input_sequence_tokens", "Tokens of a prompt", _TOKENS)
-        self.output_sequence = self._histogram(
-            "output_sequence_tokens", "Tokens of an answer", _TOKENS
-        )
-        self.output_tokens = self._counter("output_tokens", "Tokens sent to clients", ["model"])
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        return Counter(f"{_PREFIX}_{name}_total", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"{_PREFIX}_{name}", text, ["model"], buckets=buckets, registry=self.registry
+    def _measure_requests(self) -> None:
+        ttft, itl = buckets.TIME_TO_FIRST_TOKEN, buckets.INTER_TOKEN_LATENCY
+        self.ttft = self._by_model(
+            "time_to_first_token_seconds", "Seconds from a request's arrival to its first token",
+            ttft)  # fmt: skip
+        self.itl = self._by_model(
+            "inter_token_latency_seconds", "Seconds between two tokens of an answer", itl
         )
+        self.duration = self._by_model(
+            "request_duration_seconds", "Seconds from a request's arrival to its end",
+            buckets.REQUEST_DURATION)  # fmt: skip
+        prompt, answer = buckets.INPUT_TOKENS, buckets.OUTPUT_TOKENS
+        self.prompt_tokens = self._by_model("input_sequence_tokens", "Tokens of a prompt", prompt)
+        self.output_sequence = self._by_model(
+            "output_sequence_tokens", "Tokens of an answer", answer
+        )
+        self.cached_tokens = self._by_model(
+            "cached_tokens", "Tokens of a prompt that the worker had at hand", prompt
+        )
+        self.migration = self._histogram(
+            f"{self.prefix}_model_migration_duration_seconds",
+            "Seconds from a worker's failure to the first token from another one, or to the end",
+            buckets.MIGRATION,
+            *("model", "migration_type", "outcome"),
+        )
+
+    def _measure_planes(self) -> None:
+        self.stage_seconds = self._histogram(
+            f"{self.prefix}_stage_duration_seconds", "Seconds of a stage of a request",
+            buckets.STAGE, "stage")  # fmt: skip
+        plane, some = "dynamo_request_plane", buckets.SOME_SECONDS
+        self.plane_queue = self._histogram(
+            f"{plane}_queue_seconds", "Seconds from a prompt's end to the sending of its request",
+            some).labels()  # fmt: skip
+        self.plane_send = self._histogram(
+            f"{plane}_send_seconds", "Seconds from a request's sending to its acknowledgement", some
+        ).labels()
+        self.plane_ttft = self._histogram(
+            f"{plane}_roundtrip_ttft_seconds",
+            "Seconds from a request's sending to the first token",
+            buckets.ROUND_TRIP).labels()  # fmt: skip
+
+    def _counter(self, name: str, text: str, *labels: str) -> CounterFamily:
+        return CounterFamily(f"{self.prefix}_{name}", text, labels, self.registry)
+
+    def _by_model(self, name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
+        return self._histogram(f"{self.prefix}_{name}", text, bounds, "model")
+
+    def _histogram(
+        self, name: str, text: str, bounds: tuple[float, ...], *labels: str
+    ) -> HistogramFamily:
+        return HistogramFamily(name, text, labels, bounds, self.registry)
+
+    def show(self, catalog: Callable[[], Catalog], count_left: Callable[[], int]) -> None:
+        """Tell of models and workers, too, and of clients that have left."""
+        self.live.count_left = count_left
+        self.workers.known = lambda: _workers(catalog())
+        self.registry.register(ModelMetrics(self.prefix, catalog))
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""
         return expose(self.registry)
 
-    def refused(self, model: str, endpoint: str, request_type: str, error_type: str) -> None:
-        """Count a request that was never admitted."""
+    def refused(
+        self, model: str, endpoint: str, request_type: str, error_type: str, seconds: float
+    ) -> None:
+        """Count a request that was never admitted, ``seconds`` after it came."""
         labels = (model, endpoint, request_type)
         self.started.labels(*labels).inc()
         self.finished.labels(*labels, "error", error_type).inc()
+        if error_type == "overload":
+            self.rejected.labels(model, endpoint).inc()
+        if error_type == "cancelled":
+            self.cancelled.labels(*labels).inc()
+        self.duration.labels(model).observe(seconds)
 
-    @contextmanager
-    def request(self, model: str, endpoint: str, request_type: str) -> Iterator[RequestRecord]:
-        """Count one request from its admission to its one outcome."""
-        record = RequestRecord(self, model, endpoint, request_type)
-        self.started.labels(model, endpoint, request_type).inc()
-        self.active.labels(model).inc()
-        try:
-            yield record
-        finally:
-            self.active.labels(model).dec()
-            record.close()
+    def request(self, model: str, endpoint: str, request_type: str) -> Counted:
+        """Count one request from its admission to its one outcome: for a ``with`` block."""
+        return Counted(RequestRecord(self, model, endpoint, request_type))
 
 
 @attrs.define(eq=False)
-class RequestRecord:
-    """What is measured of one request. Times are seconds on Trio's clock."""
+class Counted:
+    """Counts a request in, and out. A class, and no generator, since it is for every request."""
 
-    _metrics: FrontendMetrics
-    model: str
-    endpoint: str
-    request_type: str  # "stream" or "unary"
-    error_type: str = "internal"  # "" once the answer is complete
-    _began: float = attrs.field(factory=trio.current_time)
-    _last: float | None = None
-    _tokens: int = 0
+    _record: RequestRecord
 
-    @property
-    def token_count(self) -> int:
-        """Tokens that have arrived."""
-        return self._tokens
+    def __enter__(self) -> RequestRecord:
+        record = self._record
+        metrics = record.metrics
+        metrics.started.labels(record.model, record.endpoint, record.request_type).inc()
+        metrics.live.enter(record)
+        return record
 
-    def age(self) -> float:
-        """Seconds since the request was admitted."""
-        return trio.current_time() - self._began
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._record.metrics.live.leave(self._record)
+        self._record.close()
 
-    def prompt(self, count: int) -> None:
-        """Note the length of the prompt, in tokens."""
-        self._metrics.prompt_tokens.labels(self.model).observe(count)
 
-    def tokens(self, count: int) -> None:
-        """Note that ``count`` tokens have just arrived."""
-        if not count:
-            return
-        now = trio.current_time()
-        if self._last is None:
-            self._metrics.ttft.labels(self.model).observe(now - self._began)
-        else:
-            gap = (now - self._last) / count
-            self._metrics.itl.labels(self.model).observe(gap)
-        self._last = now
-        self._tokens += count
-
-    def close(self) -> None:
-        """Count the outcome; called once, by the block that opened the record."""
-        metrics, labels = self._metrics, (self.model, self.endpoint, self.request_type)
-        status = "error" if self.error_type else "success"
-        metrics.finished.labels(*labels, status, self.error_type).inc()
-        if self.error_type == "cancelled":
-            metrics.cancelled.labels(*labels).inc()
-        if self.error_type == "overload":
-            metrics.rejected.labels(self.model, self.endpoint).inc()
-        metrics.duration.labels(self.model).observe(self.age())
-        metrics.output_sequence.labels(self.model).observe(self._tokens)
-        metrics.output_tokens.labels(self.model).inc(self._tokens)
+def _workers(catalog: Catalog) -> set[int]:
+    return {key for model in catalog.models() for key in model.client.instance_ids()}

@@ -12,9 +12,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 
 from dynamo_trio.console.seldom import Seldom
-from dynamo_trio.errors import Draining
+from dynamo_trio.errors import (
+    Draining,
+    InvalidApiKey,
+    InvalidArgument,
+    MethodNotAllowed,
+    UpgradeRequired,
+)
 from dynamo_trio.frontend.metrics import error_type
 
 if TYPE_CHECKING:
@@ -22,11 +29,23 @@ if TYPE_CHECKING:
 
     from dynamo_trio.errors import DynamoException
     from dynamo_trio.frontend.metrics import FrontendMetrics
+    from dynamo_trio.http.asgi import Headers, Scope
 
 logger = logging.getLogger("dynamo_trio.frontend")
 
 #: Label of models that were never here: clients must not make labels.
-UNKNOWN_MODEL = "unknown"
+UNKNOWN_MODEL = "unknown_model"
+
+
+def required_headers(error: DynamoException, scope: Scope) -> Headers:
+    """What HTTP wants with some errors (RFC 9110: 401, 405, 426)."""
+    if isinstance(error, InvalidApiKey):
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", ", ".join(error.methods).encode())]
+    if isinstance(error, UpgradeRequired) and scope["http_version"] == "1.1":
+        return [(b"upgrade", b"websocket")]
+    return []
 
 
 @attrs.define
@@ -40,6 +59,8 @@ class Attempt:
     model: str = ""
     request_type: str = "unary"
     admitted: bool = False
+    #: On Trio's clock.
+    began: float = attrs.field(factory=trio.current_time)
 
 
 @attrs.define(eq=False)
@@ -55,14 +76,15 @@ class Refusals:
         if attempt.endpoint:
             model = attempt.model if self._knows(attempt.model) else UNKNOWN_MODEL
             labels = (model, attempt.endpoint, attempt.request_type)
-            self._metrics.refused(*labels, error_type(error))
+            spent = trio.current_time() - attempt.began
+            self._metrics.refused(*labels, error_type(error), spent)
         self._tell(attempt, error)
 
     def _tell(self, attempt: Attempt, error: DynamoException) -> None:
         text = "refused %s%s: %s: %.200s"
         of = f" of {attempt.model[:100]}" if attempt.model else ""
         args = (attempt.name, of, error.reason, error.message)
-        if error.status < 500:
+        if isinstance(error, InvalidArgument) or error.status < 500:
             logger.debug(text, *args)
         else:
             level = logging.INFO if isinstance(error, Draining) else logging.WARNING

@@ -2,30 +2,15 @@
 
 Theory of operation
 -------------------
-A :class:`Connection` is one nursery: the guard's pump, and hypercorn's ``TCPServer``
-with the app tasks inside. Whatever goes wrong in it ends in it.
+A :class:`Connection` is one nursery: the guard's pump, and the :class:`Engine` with
+hypercorn's protocols and the app tasks inside. Whatever goes wrong in it ends in it.
 
-hypercorn is neither subclassed nor reached into: it is handed a closure over the
+hypercorn is not subclassed, and reached into for one thing only
+(:mod:`dynamo_trio.http.resetting`). The engine calls a closure over the
 connection as its application, and the closure (:func:`call_app`) wraps each
 request in an :class:`Exchange`, which the app finds in the scope's extensions under
 :data:`EXTENSION`. Without the extension the app is under a foreign ASGI server and does
 with ``receive`` and ``send`` alone.
-
-What the exchange mends around ``receive`` and ``send``:
-
-* *Answers before the request's end.* hypercorn queues ten body messages for the app and
-  then blocks, and the end of the response wants to queue one more: an early answer to a
-  long upload would wait for itself. On HTTP/2 it is worse: a DATA frame behind an early
-  answer is a ``KeyError`` that ends the whole connection. So before the head of a response
-  leaves, the rest of the body is read away: on HTTP/1.1 for a moment (the connection is
-  closed afterwards), on HTTP/2 for longer.
-* *Responses that break off.* A handler that fails in the middle of an HTTP/2 response would
-  leave its client waiting for ever, and one of HTTP/1.0 looks whole when the connection is
-  closed: those connections are reset. (HTTP/1.1 misses its last chunk.)
-* *Sends that outlive their connection.* On HTTP/2 the end of a response waits in hypercorn
-  until the client's window has taken it, also when nobody is there to open the window; and
-  the app's sends are shielded. So these shields are known to the connection
-  (:func:`shielded`), which lifts them when it ends.
 """
 
 from __future__ import annotations
@@ -36,177 +21,35 @@ import math
 import traceback
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.trio.tcp_server import TCPServer
+
+from dynamo_trio.http.bodies import FreeShare
+from dynamo_trio.http.engine import Engine, Inbox
+from dynamo_trio.http.exchange import EXTENSION
+from dynamo_trio.http.exchange import Exchange as Exchange
+from dynamo_trio.http.exchange import exchange_of as exchange_of
+from dynamo_trio.http.exchange import shielded as shielded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from hypercorn.config import Config
     from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import ASGIFramework
 
-    from dynamo_trio.http.asgi import App, Message, Receive, Scope, Send
+    from dynamo_trio.http.asgi import App, Scope, Send
     from dynamo_trio.http.guard import GuardedStream
     from dynamo_trio.http.limits import HttpLimits
 
 logger = logging.getLogger("dynamo_trio.http")
 
-#: Where the app finds its :class:`Exchange` in ``scope["extensions"]``.
-EXTENSION = "dynamo_trio.connection"
+#: Seconds after an answer in which a client of HTTP/2 is not asked to go elsewhere, lest it finds
+#: both at once.
+GOODBYE = 0.1
 
 _numbers = itertools.count(1)
-
-
-@attrs.define(eq=False)
-class Exchange:
-    """One request and its response, on our own server."""
-
-    connection: Connection
-    scope: Scope
-    _receive: Receive
-    _send: Send
-    #: Called synchronously, once, when the client has left or the connection was aborted;
-    #: never after the response's end was handed to hypercorn.
-    on_lost: list[Callable[[], object]] = attrs.field(factory=list)
-    #: The app, or we for it, has seen the end of the request's body.
-    body_read: bool = False
-    started: bool = False
-    complete: bool = False
-    #: ``receive`` has said that the client left.
-    disconnected: bool = False
-    #: The client left before the end of the response was handed to hypercorn.
-    left_early: bool = False
-    #: On HTTP/2: the number of the stream, and the body bytes that were handed over for it.
-    _stream: int | None = None
-    _handed: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        if self.scope["type"] == "http" and self.http2:
-            # What hypercorn gives as ``send`` is a method of the stream.
-            self._stream = getattr(getattr(self._send, "__self__", None), "stream_id", None)
-        if self._stream is not None:
-            self.connection.guard.count_stream(self._stream)
-
-    @property
-    def http2(self) -> bool:
-        return self.scope["http_version"] not in ("1.0", "1.1")
-
-    @property
-    def notices_disconnects(self) -> bool:
-        """Does ``on_lost`` hear of every departure? On HTTP/2 only ``receive`` does."""
-        return self.scope["type"] == "http" and not self.http2
-
-    @property
-    def lost(self) -> bool:
-        return self.disconnected or self.connection.guard.lost
-
-    def begin_response(self, on_disconnect: Callable[[], object]) -> bool:
-        """Ask to be told, synchronously, when the client leaves.
-
-        To be called when the request's body has been read. If the client has left
-        already, ``on_disconnect`` is called from here.
-
-        Returns:
-            False where the connection alone cannot tell (HTTP/2, WebSocket): there the
-            caller has to watch ``receive`` too.
-        """
-        if self.lost:
-            on_disconnect()
-        else:
-            self.on_lost.append(on_disconnect)
-        return self.notices_disconnects
-
-    def end_response(self, on_disconnect: Callable[[], object]) -> None:
-        """Stop telling ``on_disconnect``."""
-        self.on_lost = [callback for callback in self.on_lost if callback != on_disconnect]
-
-    def abort(self, reason: str) -> None:
-        """Reset the connection: the only honest end of a response that cannot be completed."""
-        self.connection.abort(reason)
-
-    def raw_socket(self) -> trio.socket.SocketType | None:
-        """The socket, where body bytes may be written past hypercorn; else None.
-
-        They may on HTTP/1.1 without TLS in the answer to anything but HEAD, if that answer
-        has status 200 and no content-length: then its body is chunked, and h11's
-        chunked writer keeps no state between two chunks.
-        """
-        plain = self.scope["http_version"] == "1.1" and self.scope["scheme"] == "http"
-        if not plain or self.scope["method"] == "HEAD" or not self.connection.guard.has_descriptor:
-            return None
-        return self.connection.guard.socket
-
-    async def receive(self) -> Message:
-        """ASGI's ``receive``."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.disconnected = True
-            self.left_early = self.left_early or not self.complete
-        elif message["type"] == "http.request" and not message.get("more_body", False):
-            self._body_ends()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """ASGI's ``send``."""
-        if message["type"] == "http.response.start":
-            await self._finish_body()
-            self.started = True
-            if self._ambiguous:
-                closing = [*message.get("headers", ()), (b"connection", b"close")]
-                message = {**message, "headers": closing}
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
-            self.on_lost.clear()
-        await self._send(message)
-        if self._stream is not None and not self.complete:
-            self._handed += len(message.get("body", b""))
-            allowed = self._handed - self.connection.limits.h2_unsent
-            await self.connection.guard.wait_sent(self._stream, allowed)
-
-    def tell_lost(self) -> None:
-        """Pass on that the client left. Called by the connection."""
-        self.left_early = self.left_early or not self.complete
-        callbacks, self.on_lost = self.on_lost, []
-        for callback in callbacks:
-            callback()
-
-    def close(self) -> None:
-        """The app has returned."""
-        self.on_lost.clear()
-        if self._stream is not None:
-            self.connection.guard.forget_stream(self._stream)
-        broken_off = self.started and not self.complete and not self.lost
-        if broken_off and self.scope["http_version"] != "1.1":
-            self.abort("a response broke off")
-
-    @property
-    def _ambiguous(self) -> bool:
-        # With two lengths, a proxy before us may see another end of the request than we do:
-        # what follows on the connection must not be taken for a request (RFC 9112, 6.1).
-        names = {name for name, _ in self.scope["headers"]}
-        return not self.http2 and {b"content-length", b"transfer-encoding"} <= names
-
-    def _body_ends(self) -> None:
-        self.body_read = True
-        if self.notices_disconnects:
-            self.connection.guard.hold()
-
-    async def _finish_body(self) -> None:
-        limits = self.connection.limits
-        with trio.move_on_after(limits.write_time / 2 if self.http2 else limits.linger_time):
-            await self._discard_body()
-        if not self.body_read and not self.lost:
-            self.connection.guard.unread = True
-            self.connection.start_soon(self._discard_body)
-
-    async def _discard_body(self) -> None:
-        while not (self.body_read or self.disconnected):
-            await self.receive()
 
 
 @attrs.define(eq=False)
@@ -215,14 +58,23 @@ class Connection:
 
     guard: GuardedStream
     limits: HttpLimits
+    #: It came when there was no room for it (:attr:`HttpLimits.reserved_connections`).
+    reserve: bool = False
+    #: The client is asked to bring what is new elsewhere, as soon as nothing runs.
+    retiring: bool = False
     number: int = attrs.field(factory=lambda: next(_numbers))
     exchanges: dict[Exchange, None] = attrs.field(factory=dict)
+    free_share: FreeShare = attrs.field(factory=FreeShare)
     #: Requests that were begun on it.
     served: int = 0
     #: When it last became idle, by Trio's clock.
     idle_since: float = attrs.field(factory=trio.current_time)
     #: When the first of the requests that run now was begun.
     busy_since: float = -math.inf
+    #: It is about to end what runs on it, because others want its place.
+    asked_to_leave: bool = False
+    #: Told what the protocol engine has against the client.
+    on_fault: Callable[[str], object] = lambda complaint: None
     #: The shields of the sends that are under way.
     _shields: set[trio.CancelScope] = attrs.field(factory=set)
     _nursery: trio.Nursery | None = None
@@ -237,6 +89,29 @@ class Connection:
         """Requests run, and none of them has been read to its end."""
         return bool(self.exchanges) and not any(item.body_read for item in self.exchanges)
 
+    @property
+    def stalled_since(self) -> float:
+        """Since when no request on it gets on, for want of the client; infinite: one does."""
+        return max(map(self._stuck_since, self.exchanges), default=math.inf)
+
+    def _stuck_since(self, exchange: Exchange) -> float:
+        if exchange.blocked_since is not None:
+            return exchange.blocked_since
+        return math.inf if exchange.body_read else self.busy_since
+
+    @property
+    def quiet_since(self) -> float:
+        """Since when all that runs on it is idle and can be ended in good order; infinite: no."""
+        quiet = (one.idle_since if one.on_crowd else math.inf for one in self.exchanges)
+        return max(quiet, default=math.inf)
+
+    def ask_to_leave(self) -> None:
+        """End what runs on it in good order."""
+        self.asked_to_leave = True
+        for exchange in list(self.exchanges):
+            if exchange.on_crowd is not None:
+                exchange.on_crowd()
+
     def __str__(self) -> str:
         return f"connection {self.number} ({len(self.exchanges)} requests in flight)"
 
@@ -245,17 +120,31 @@ class Connection:
         self.guard.on_lost = self._lost
         self.guard.on_closed = self._closed
         self.guard.on_drained = self._end_if_idle
+        self.guard.on_progress = self._progressed
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._attend)
-            wrapped = ASGIWrapper(cast("ASGIFramework", partial(call_app, self, app)))
-            stream = cast("trio.SSLStream[trio.SocketStream]", self.guard)
-            await TCPServer(wrapped, config, context, {}, stream).run()
+            await Engine(partial(call_app, self, app), config, context, self.guard).run()
             self._nursery.cancel_scope.cancel("hypercorn is done")
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
         """Run a task as long as the connection lives."""
         assert self._nursery is not None
         self._nursery.start_soon(task)
+
+    def retire(self) -> None:
+        """See :meth:`HttpServer.retire`."""
+        self.retiring = True
+        if self.idle and self.guard.http2 and self._nursery is not None:
+            self.start_soon(self._say_goodbye)
+
+    async def _say_goodbye(self) -> None:
+        # RFC 9113, 6.8 has it while streams run. But clients that are made of h2 (httpx) know
+        # GOAWAY for nothing but the end of a connection, and break off what runs. Such a client
+        # must not find it together with the end of an answer, either: then it keeps a connection
+        # on which its next request fails. Found by itself, it says that the connection is old.
+        await trio.sleep_until(self.idle_since + GOODBYE)
+        if self.idle and trio.current_time() >= self.idle_since + GOODBYE:
+            await self.guard.say_goodbye()
 
     def close(self) -> None:
         """Close at once, delivering what the kernel has taken."""
@@ -294,6 +183,8 @@ class Connection:
             self.guard.release()
             if self.guard.lost:
                 self._end_if_idle()
+            elif self.retiring and self.guard.http2:
+                self.start_soon(self._say_goodbye)
 
     @contextmanager
     def shield(self, scope: trio.CancelScope) -> Iterator[None]:
@@ -324,6 +215,10 @@ class Connection:
             # hypercorn may be too busy with the dead streams to notice.
             self._end_if_idle()
 
+    def _progressed(self) -> None:
+        for exchange in self.exchanges:
+            exchange.progressed()
+
     def _closed(self) -> None:
         self._lift_shields()
         self._end_if_idle()
@@ -336,10 +231,10 @@ class Connection:
 
 
 async def call_app(
-    connection: Connection, app: App, scope: Scope, receive: Receive, send: Send
+    connection: Connection, app: App, scope: Scope, inbox: Inbox, send: Send
 ) -> None:
-    """The application that hypercorn sees: ``app``, with an exchange around each request."""
-    exchange = Exchange(connection, scope, receive, send)
+    """The application that the engine calls: ``app``, with an exchange around each request."""
+    exchange = Exchange(connection, scope, inbox, send)
     extended = {**scope, "extensions": {**scope.get("extensions", {}), EXTENSION: exchange}}
     connection.begin(exchange)
     try:
@@ -347,8 +242,9 @@ async def call_app(
     except Exception as exc:
         if (complaint := engine_complaint(exc)) is None:
             raise
-        # Most often a client that went on with what is no HTTP before it was answered.
-        logger.warning("%s takes no answer: %s", connection, complaint)
+        # Most often a client that went on with what is no HTTP before it was answered, or went
+        # on too far.
+        connection.on_fault(complaint)
         connection.abort("the protocol engine failed")
     finally:
         connection.end(exchange)
@@ -372,23 +268,3 @@ def engine_complaint(error: Exception) -> str | None:
 
 def _root(module: str) -> str:
     return module.partition(".")[0]
-
-
-@contextmanager
-def shielded(exchange: Exchange | None, deadline: float) -> Iterator[trio.CancelScope]:
-    """A wait for the client that only its deadline and the connection's end cut short.
-
-    A cancellation from outside must not tear a send: hypercorn's state would be lost with it.
-    """
-    with trio.CancelScope(deadline=deadline, shield=True) as scope:
-        if exchange is None:
-            yield scope
-        else:
-            with exchange.connection.shield(scope):
-                yield scope
-
-
-def exchange_of(scope: Scope) -> Exchange | None:
-    """The exchange behind a scope; None under a foreign ASGI server."""
-    exchange = scope.get("extensions", {}).get(EXTENSION)
-    return exchange if isinstance(exchange, Exchange) else None

@@ -1,295 +1,37 @@
-"""Where the bytes of one streamed response go.
+"""The two kinds of sink: past the protocol engine, and through it.
 
-Theory of operation
--------------------
-A sink has two users. The *source* (the reader of a worker link, for all streams of that
-link) calls :meth:`BodySink.feed` and :meth:`BodySink.finish`: they never await, raise or
-spawn, so one slow or dead client cannot hold or break the others. The *owner* (the task
-of the request) starts the response, drains what could not be sent at once, and ends it.
-Only the owner awaits the socket.
-
-* The first writer of ``outcome`` wins, whoever it is; how the response ends is read
-  from it and from nothing else. (A cancel scope's ``cancelled_caught`` is true even if the
-  stream finished in the very tick in which it was cut.)
-* What is fed after the outcome, or after the sink is closed, is dropped and counted in
-  ``late``. A sink that took it would write into the next response of the same connection.
-* A response is ended with its terminator only if every byte before it has been
-  handed over; else the connection is aborted. A client sees a whole response or a broken
-  one, never one that looks whole.
-
-:class:`RawSink` writes HTTP/1.1 chunks straight to the socket, one non-blocking send each;
+:class:`RawSink` writes HTTP/1.1 chunks straight to the socket, one non-blocking send each.
+It owns the socket from the moment in which hypercorn has made the head, so that the head leaves
+together with what was fed before it, and the last chunk together with the terminator; hypercorn
+is told of the end when that has left, since it then goes on to the next request.
 :class:`QueueSink` goes through ASGI's ``send`` and works everywhere. Both keep what could
 not be sent, and tell the source through ``writable`` and ``on_low_water`` when to pause.
 """
 
 from __future__ import annotations
 
-import enum
-import math
 import os
-from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from dynamo_trio.http.connection import Exchange, exchange_of, shielded
+from dynamo_trio.http.body_sink import GONE_ERRORS
+from dynamo_trio.http.body_sink import BodySink as BodySink
+from dynamo_trio.http.body_sink import SinkOutcome as SinkOutcome
+from dynamo_trio.http.body_sink import Wake as Wake
+from dynamo_trio.http.connection import Exchange, exchange_of
 from dynamo_trio.http.limits import HttpLimits
+from dynamo_trio.http.patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from dynamo_trio.http.asgi import Headers, Message, Scope, Send
 
 #: One ASGI message carries no more, so that a slow client is judged by its progress.
 PIECE = 16 * 1024
-#: All that a write to a socket can raise means the same: nobody is there any more.
-GONE_ERRORS = (OSError, ValueError, trio.ClosedResourceError, trio.BrokenResourceError)
-
-
-class SinkOutcome(enum.StrEnum):
-    """How a response ended."""
-
-    STOP = "stop"  # the source had said everything
-    ERROR = "error"  # the source's last words were an error
-    CUT = "cut"  # ended from outside, with a farewell
-    GONE = "gone"  # the client left, or nobody could say why it ended
-    OVERFLOW = "overflow"  # the client reads slower than its source can be held back
-
-
-@attrs.define(eq=False)
-class Wake:
-    """An event that one task waits for, again and again. Never loses a ``set``."""
-
-    _is_set: bool = False
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-    def set(self) -> None:
-        self._is_set = True
-        self._lot.unpark_all()
-
-    async def wait(self) -> None:
-        """Wait for the next ``set``, or take the one that nobody has waited for."""
-        if self._is_set:
-            await trio.lowlevel.checkpoint()
-        while not self._is_set:
-            await self._lot.park()
-        self._is_set = False
-
-
-@attrs.define(eq=False)
-class BodySink(ABC):
-    """One streamed response. Made by :func:`open_sink`."""
-
-    _send: Send
-    _limits: HttpLimits
-    _exchange: Exchange | None = None
-    #: Called synchronously when the source may send again; it was told by ``writable``.
-    on_low_water: Callable[[], object] | None = None
-    #: Invariant: written once.
-    _outcome: SinkOutcome | None = None
-    #: Set when there is something for the owner to do: drain, end, or leave.
-    attention: Wake = attrs.field(factory=Wake)
-    #: Items that came after the outcome, or after the sink was closed.
-    late: int = 0
-    #: Sends that the socket took only in part.
-    partial: int = 0
-    #: The head has left.
-    started: bool = False
-    #: Invariant: once set, nothing is written any more.
-    _closed: bool = False
-    #: Nothing can be sent any more: the client is gone or a send was given up half-way.
-    _broken: bool = False
-    #: When the farewell must have left, by Trio's clock; finite once the response was cut.
-    _last_moment: float = math.inf
-    _unsent: bytearray = attrs.field(factory=bytearray)
-    #: Invariant: from the high-water mark until the low-water mark.
-    _paused: bool = False
-    #: The shielded wait that is under way, if one is.
-    _limit: trio.CancelScope | None = None
-    #: The terminator was handed over, behind every byte of the body.
-    complete: bool = False
-    #: Bytes of the body were thrown away, because nobody could be given them any more.
-    _torn: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self._exchange is not None:
-            self._exchange.begin_response(self.client_left)
-
-    # --- for the source: never awaits, never raises --------------------------------
-
-    @property
-    def outcome(self) -> SinkOutcome | None:
-        """How it ended; None while it runs."""
-        return self._outcome
-
-    @property
-    def writable(self) -> bool:
-        """Should the source go on? If not, ``on_low_water`` will say when."""
-        return not self._paused
-
-    @property
-    def handed_over(self) -> bool:
-        """Has every byte of the body so far been taken from us?
-
-        Then a client that has left may well have read all: some hang up at the last event
-        that they know, without waiting for the terminator.
-        """
-        return not (self._torn or self._unsent or self.late)
-
-    def feed(self, data: bytes) -> None:
-        """Send ``data`` as soon as it goes. After the outcome it is dropped, and counted."""
-        if self._outcome is not None or self._closed:
-            self.late += 1
-        elif data:
-            self._put(data)
-
-    def finish(self, outcome: SinkOutcome) -> bool:
-        """Say how it ended. False: that has been said already, and stands."""
-        if self._outcome is not None:
-            return False
-        self._outcome = outcome
-        self.attention.set()
-        return True
-
-    def client_left(self) -> None:
-        """Nobody reads any more."""
-        self._broken = True
-        self._torn = self._torn or bool(self._unsent)
-        self._unsent.clear()
-        self.finish(SinkOutcome.GONE)
-        self.attention.set()
-        if self._limit is not None:
-            self._limit.cancel("the client left")
-
-    # --- for the owner ----------------------------------------------------------------
-
-    @property
-    def pending(self) -> bool:
-        """Is there something to drain?"""
-        return bool(self._unsent) and not self._broken
-
-    def hurry(self) -> None:
-        """The response was cut: a send that is under way gets the time of a farewell, no more."""
-        self._last_moment = min(self._last_moment, trio.current_time() + self._limits.farewell_time)
-        if self._limit is not None:
-            self._limit.deadline = min(self._limit.deadline, self._last_moment)
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the head. Shielded, and bounded by ``write_time``."""
-        head = {"type": "http.response.start", "status": status, "headers": headers}
-        self.started = True  # even a head that breaks off excludes another one
-        if await self._send_bounded(head):
-            self._open()
-
-    @abstractmethod
-    async def drain(self) -> None:
-        """Send what is unsent. Unless shielded by itself it may be cancelled without loss."""
-
-    async def serve(self) -> None:
-        """Drain until there is an outcome and nothing is left to send. After :meth:`start`."""
-        assert self.started
-        while self._outcome is None or self.pending:
-            if self.pending:
-                await self.drain()
-            else:
-                await self.attention.wait()
-
-    async def end(self, farewell: bytes | None = None) -> SinkOutcome:
-        """End the response, in ``farewell_time`` if it was cut. Exactly once.
-
-        Args:
-            farewell: the last words, if nobody has said how it ended; without them the
-                client sees a broken response.
-        """
-        self._say_farewell(farewell)
-        with self._bounded():
-            while self.pending:
-                await self.drain()
-        await self._terminate()
-        assert self._outcome is not None
-        return self._outcome
-
-    def close(self) -> None:
-        """Write nothing any more. Idempotent."""
-        self._closed = True
-        if self._exchange is not None:
-            self._exchange.end_response(self.client_left)
-
-    # --- the parts ----------------------------------------------------------------------
-
-    @abstractmethod
-    def _put(self, data: bytes) -> None:
-        """Send or keep ``data``, which is not empty."""
-
-    def _open(self) -> None:  # noqa: B027 - nothing to do unless a subclass has it
-        """The head has left."""
-
-    def _keep(self, data: bytes | memoryview) -> None:
-        self._unsent += data
-        if len(self._unsent) > self._limits.max_unsent:
-            self._broken = True
-            self.finish(SinkOutcome.OVERFLOW)
-        self._paused = self._paused or len(self._unsent) >= self._limits.high_water
-        self.attention.set()
-
-    def _sent(self, count: int) -> None:
-        del self._unsent[:count]
-        if self._paused and len(self._unsent) <= self._limits.low_water:
-            self._paused = False
-            if self.on_low_water is not None:
-                self.on_low_water()
-
-    def _say_farewell(self, farewell: bytes | None) -> None:
-        if self._outcome is not None:
-            return
-        self.hurry()
-        if farewell is None:
-            self.client_left()
-        else:
-            self.feed(farewell)
-            self.finish(SinkOutcome.CUT)
-
-    async def _terminate(self) -> None:
-        whole = not self._broken and not self._unsent
-        self.close()
-        if whole:
-            end = {"type": "http.response.body", "body": b"", "more_body": False}
-            self.complete = await self._send_bounded(end)
-        # A client that left an HTTP/2 stream has not left the others of the connection.
-        if not self.complete and not (self._exchange is not None and self._exchange.http2):
-            self._abort()
-
-    def _give_up(self) -> None:
-        """The client takes nothing, or a send broke off: the connection is of no use any more."""
-        self.client_left()
-        self._abort()
-
-    def _abort(self) -> None:
-        if self._exchange is not None:
-            self._exchange.abort(f"a response could not be completed ({self._outcome})")
-
-    @contextmanager
-    def _bounded(self) -> Iterator[trio.CancelScope]:
-        """A shielded wait for the client; giving it up, or its connection's end, cut it short."""
-        deadline = min(trio.current_time() + self._limits.write_time, self._last_moment)
-        outer = self._limit
-        with shielded(self._exchange, deadline) as self._limit:
-            try:
-                yield self._limit
-            finally:
-                self._limit = outer
-
-    async def _send_bounded(self, message: Message) -> bool:
-        with self._bounded() as limit:
-            try:
-                await self._send(message)
-            except GONE_ERRORS:
-                self.client_left()
-        if limit.cancelled_caught:
-            self._give_up()
-        return not self._broken
+#: The end of a body that is sent in chunks (RFC 9112, 7.1).
+TERMINATOR = b"0\r\n\r\n"
 
 
 @attrs.define(eq=False)
@@ -297,39 +39,127 @@ class RawSink(BodySink):
     """Writes HTTP/1.1 chunks past hypercorn. Only for what :meth:`Exchange.raw_socket` allows."""
 
     _socket: trio.socket.SocketType = attrs.field(kw_only=True)
-    #: The head has left through hypercorn; from here on the socket is ours until the end.
+    #: hypercorn has made the head; from here on the socket is ours until the end.
     _opened: bool = False
+    #: How much of the terminator is still among what is unsent.
+    _tail: int = 0
 
     async def start(self, status: int, headers: Headers) -> None:
         if status != 200 or any(name.lower() == b"content-length" for name, _ in headers):
             raise ValueError("a raw response has status 200 and no content-length")
-        await super().start(status, headers)
+        if self._exchange is None or not self._exchange.plain:
+            await super().start(status, headers)
+            return
+        self.started = True
+        message = {"type": "http.response.start", "status": status, "headers": headers}
+        head = await self._take_corked(self._exchange, message)
+        if not self._broken:
+            self._unsent[:0] = head
+            self._open()
+
+    async def _take_corked(self, exchange: Exchange, message: Message) -> bytes:
+        """What hypercorn would send for it. Waits for nothing."""
+        exchange.cork()
+        try:
+            await self._send(message)
+        except GONE_ERRORS:
+            self.client_left()
+        finally:
+            made = exchange.take_held()
+        return made
 
     def _open(self) -> None:
         self._opened = True
-        self._write_unsent()
+        if self._outcome is None:  # else all of it leaves with the terminator
+            self._write_unsent()
+
+    def feed(self, data: bytes) -> None:
+        """As :meth:`BodySink.feed`. The way of nearly every token, so all of it is in one call."""
+        if not self._opened or self._unsent or self._outcome is not None or self._closed:
+            super().feed(data)
+        elif data:
+            frame = b"%x\r\n%b\r\n" % (len(data), data)
+            try:
+                sent = os.write(self._socket.fileno(), frame)  # see _write
+            except BlockingIOError:
+                sent = 0
+            except GONE_ERRORS:
+                self.client_left()
+                self._torn = True
+                return
+            if sent < len(frame):
+                self.partial += 1
+                self._keep(memoryview(frame)[sent:])
+
+    def feed_last(self, data: bytes) -> None:
+        """As :meth:`BodySink.feed`; the owner sends it, with the terminator if that follows."""
+        if self._outcome is not None or self._closed:
+            self.late += 1
+        else:
+            self._put(data)
+
+    @property
+    def handed_over(self) -> bool:
+        """As :attr:`BodySink.handed_over`: the terminator is not of the body."""
+        return not (self._torn or self.late) and len(self._unsent) <= self._tail
+
+    def client_left(self) -> None:
+        """Nobody reads any more."""
+        if len(self._unsent) <= self._tail:
+            self._unsent.clear()
+        super().client_left()
 
     def _put(self, data: bytes) -> None:
-        frame = b"%x\r\n%b\r\n" % (len(data), data)
-        if self._unsent or not self._opened:
-            self._keep(frame)
-            return
-        sent = self._write(frame)
-        if self._broken:
-            self._torn = True
-        elif sent < len(frame):
-            self.partial += 1
-            self._keep(memoryview(frame)[sent:])
+        self._keep(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def drain(self) -> None:
         """Send what is unsent. May be cancelled without loss."""
         self._write_unsent()
-        while self.pending and not self._closed:
-            with trio.move_on_after(self._limits.write_time) as stalled:
-                await self._wait_writable()
-            if stalled.cancelled_caught:
-                self._give_up()
+        if self.pending and not self._closed:
+            await self._drain_patiently()
+
+    async def serve(self) -> None:
+        """As :meth:`BodySink.serve`; what is left at the end is sent by :meth:`end`."""
+        assert self.started
+        while self._outcome is None:
+            if self.pending:
+                await self.drain()
+            else:
+                await self.attention.wait()
+
+    async def _drain_all(self) -> None:
+        # Most often there is nothing but the last chunk, and all of it goes at once.
+        if self._opened and self._exchange is not None and not self._broken:
+            self._tail = len(TERMINATOR)
+            self._unsent += TERMINATOR
             self._write_unsent()
+        await super()._drain_all()
+
+    async def _send_end(self) -> bool:
+        if self._exchange is None or not self._tail:
+            return await super()._send_end()
+        # It has left, so this is for hypercorn's books alone.
+        end = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._take_corked(self._exchange, end)
+        return not self._broken
+
+    async def _drain_patiently(self) -> None:
+        patience = Patience(self._socket, self._limits.write_time)
+        with nullcontext() if self._exchange is None else self._exchange.blocked():
+            while self.pending and not self._closed:
+                await self._drain_some(patience)
+
+    async def _drain_some(self, patience: Patience) -> None:
+        with trio.CancelScope(deadline=patience.next_look) as waited:
+            await self._wait_writable()
+        if not waited.cancelled_caught:
+            self._write_unsent()
+            patience.sent()
+        if not waited.cancelled_caught or patience.look():
+            if self._exchange is not None:
+                self._exchange.progressed()
+        elif patience.is_over:
+            self._give_up()
 
     async def _wait_writable(self) -> None:
         try:

@@ -13,6 +13,7 @@ from dynamo_trio.lifecycle.admission import GateStage as GateStage
 from dynamo_trio.lifecycle.admission import Outcome as Outcome
 from dynamo_trio.lifecycle.hooks import Hook as Hook
 from dynamo_trio.lifecycle.hooks import Hooks as Hooks
+from dynamo_trio.lifecycle.hooks import Settable as Settable
 from dynamo_trio.lifecycle.journal import Stage as Stage
 from dynamo_trio.lifecycle.lifecycle import Lifecycle as Lifecycle
 from dynamo_trio.lifecycle.phases import MOVES as MOVES
@@ -20,7 +21,11 @@ from dynamo_trio.lifecycle.phases import Ending as Ending
 from dynamo_trio.lifecycle.phases import Move as Move
 from dynamo_trio.lifecycle.phases import Phase as Phase
 from dynamo_trio.lifecycle.phases import diagram as diagram
+from dynamo_trio.lifecycle.prospects import Peer as Peer
+from dynamo_trio.lifecycle.prospects import Prospects as Prospects
 from dynamo_trio.lifecycle.report import ShutdownReport as ShutdownReport
+from dynamo_trio.lifecycle.reversible import DrainState as DrainState
+from dynamo_trio.lifecycle.reversible import ReversibleDrain as ReversibleDrain
 from dynamo_trio.lifecycle.timetable import DrainPolicy as DrainPolicy
 from dynamo_trio.lifecycle.timetable import GraceMode as GraceMode
 from dynamo_trio.lifecycle.timetable import Timetable as Timetable
@@ -30,6 +35,7 @@ __all__ = [
     "Admission",
     "CutReason",
     "DrainPolicy",
+    "DrainState",
     "Ending",
     "Gate",
     "GateStage",
@@ -39,7 +45,10 @@ __all__ = [
     "Lifecycle",
     "Move",
     "Outcome",
+    "Peer",
     "Phase",
+    "Prospects",
+    "ReversibleDrain",
     "ShutdownReport",
     "Stage",
     "Timetable",

@@ -25,17 +25,20 @@ empty has nobody left who still wants to say something.
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from contextlib import contextmanager
+from collections import Counter, OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from dynamo_trio.errors import Draining
+from dynamo_trio.lifecycle.prospects import Peer, Prospects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
 
 class CutReason(enum.StrEnum):
@@ -43,6 +46,7 @@ class CutReason(enum.StrEnum):
 
     CLIENT_LEFT = "client_left"  #: nobody reads any more: no farewell
     DRAIN_LIMIT = "drain_limit"
+    DEADLINE = "deadline"  #: its caller stops waiting then
     HANDOVER = "handover"
     ESCALATED = "escalated"
     FATAL = "fatal"
@@ -60,12 +64,8 @@ class Outcome(enum.StrEnum):
     LOST = "lost"  #: ended without a word
 
 
-#: What a request that nobody settled counts as, by the reason for which it was cut.
-_UNSETTLED = {
-    None: Outcome.FINISHED,
-    CutReason.CLIENT_LEFT: Outcome.CANCELLED,
-    CutReason.HANDOVER: Outcome.HANDED_OVER,
-}
+#: Whoever sent such a request has no use for its end.
+_NOBODY_WAITS = (CutReason.CLIENT_LEFT, CutReason.DEADLINE)
 
 
 @attrs.define(eq=False)
@@ -77,23 +77,32 @@ class Admission:
     admitted_at: float
     #: Does a drain wait for it (``graceful_shutdown=True``)?
     graceful: bool = True
-    #: Can the request be continued elsewhere?
-    movable: bool = True
-    #: Seconds that it still needs at most; None: nobody knows.
-    estimate: Callable[[], float | None] = lambda: None
+    #: How it may go on.
+    prospects: Prospects = attrs.field(factory=Prospects)
+    #: Who may continue it elsewhere.
+    peer: Peer = attrs.field(factory=Peer)
     #: The soft scope, to be entered once, around waits only.
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     #: Called synchronously by the first cut, to wake an owner who waits under a shield.
     on_cut: list[Callable[[], object]] = attrs.field(factory=list)
+    #: Called synchronously when its owner, after a cut, has not left in time for its farewell:
+    #: say it in the owner's place, and settle.
+    on_abort: list[Callable[[], object]] = attrs.field(factory=list)
     # Invariant: both are written at most once; the first writer wins.
     _reason: CutReason | None = None
     _outcome: Outcome | None = None
-    #: A hand-over that no peer has acknowledged; it may have been a loss.
-    confirmed: bool = True
+    #: It ends here so that another worker continues it. Invariant: decided before it is settled.
+    moved: bool = False
+    #: The peer had said that it can place it. Otherwise a hand-over may have been a loss.
+    confirmed: bool = False
+    #: Its last word was said in its owner's place, and it was counted then.
+    aborted: bool = False
 
     @property
     def reason(self) -> CutReason | None:
         """Why the request was cut; None while it was not."""
+        if self._reason is None and self.scope.cancelled_caught:
+            return CutReason.DEADLINE
         return self._reason
 
     @property
@@ -103,25 +112,62 @@ class Admission:
 
     def cut(self, reason: CutReason) -> bool:
         """End the request softly. False: it was cut before, or its outcome is settled."""
-        if self._reason is not None or self._outcome is not None:
+        if self.reason is not None or self._outcome is not None:
             return False
         self._reason = reason
+        if reason not in _NOBODY_WAITS:
+            self.move()
         self.scope.cancel(reason.value)
         for wake in self.on_cut:
             wake()
         return True
 
-    def settle(self, outcome: Outcome, *, confirmed: bool = True) -> bool:
+    def end_at(self, deadline: float) -> None:
+        """Cut the request at this time, on Trio's clock, if it still runs."""
+        self.prospects.deadline = self.scope.deadline = deadline
+
+    def abort(self) -> bool:
+        """Its owner has not left in time: let others say its last word. False: nobody can.
+
+        It stays inside until its owner leaves.
+        """
+        if self._outcome is None:
+            for speak in self.on_abort:
+                speak()
+            self.aborted = self._outcome is not None
+            return self.aborted
+        return False
+
+    def move(self) -> bool:
+        """It must end now: can another worker go on? A place at its peer is used up for that.
+
+        Whoever can say how much it takes must have said that it takes the request; whoever
+        cannot is trusted to go on.
+        """
+        if self.prospects.movable and not self.moved:
+            self.confirmed = self.peer.take()
+            self.moved = self.confirmed or self.peer.places is None
+        return self.moved
+
+    def settle(self, outcome: Outcome) -> bool:
         """Say what became of the request. False: that is already settled."""
         if self._outcome is not None:
             return False
-        self._outcome, self.confirmed = outcome, confirmed
+        self._outcome = outcome
         return True
+
+    def verdict(self) -> Outcome:
+        """What becomes of it if it ends now, and nothing goes wrong."""
+        if self.reason is None:
+            return Outcome.FINISHED
+        if self.reason in _NOBODY_WAITS:
+            return Outcome.CANCELLED
+        return Outcome.HANDED_OVER if self.moved else Outcome.CUT
 
     def settle_by(self, exc: BaseException | None) -> None:
         """Settle what the owner left open, by the exception (or none) that ended its block."""
         if exc is None or self._reason is CutReason.CLIENT_LEFT:
-            self.settle(_UNSETTLED.get(self._reason, Outcome.CUT), confirmed=False)
+            self.settle(self.verdict())
         else:
             self.settle(Outcome.FAILED if isinstance(exc, Exception) else Outcome.LOST)
 
@@ -147,10 +193,15 @@ class Gate:
     unconfirmed: int = 0
     #: Invariant: OPEN -> SHUT -> CLOSED, never back.
     _stage: GateStage = GateStage.OPEN
+    #: Refuses for now, whatever the stage: a drain that can be taken back.
+    _paused: bool = False
     #: Invariant: an admission is in here from before its first work until after its farewell.
-    _inside: dict[Admission, None] = attrs.field(factory=dict)
+    # Ordered: the oldest of a dict is found by passing all that have left.
+    _inside: OrderedDict[Admission, None] = attrs.field(factory=OrderedDict)
     #: Invariant: the number of those inside that a drain waits for.
     _awaited: int = 0
+    #: Invariant: the number of those inside whose end was told, and counted, in their place.
+    _aborted: int = 0
     # Not an Event: one that is replaced at each admission strands who waits on the old one.
     _leavers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -161,7 +212,7 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """Are new requests admitted?"""
-        return self._stage is GateStage.OPEN
+        return self._stage is GateStage.OPEN and not self._paused
 
     @property
     def count(self) -> int:
@@ -173,60 +224,67 @@ class Gate:
         """How many of them a drain waits for."""
         return self._awaited
 
-    def admissions(self) -> tuple[Admission, ...]:
-        """Who is inside, the oldest first."""
-        return tuple(self._inside)
+    @property
+    def untold(self) -> int:
+        """How many are inside of whom nobody has said yet how they end."""
+        return len(self._inside) - self._aborted
 
-    @contextmanager
+    def admissions(self, most: int | None = None) -> tuple[Admission, ...]:
+        """Who is inside, the oldest first; only so many of them."""
+        return tuple(islice(self._inside, most))
+
     def admit(
         self,
         label: str,
         *,
         graceful: bool = True,
-        movable: bool = True,
-        estimate: Callable[[], float | None] = lambda: None,
-    ) -> Iterator[Admission]:
+        prospects: Prospects | None = None,
+        peer: Peer | None = None,
+    ) -> AbstractContextManager[Admission, None]:
         """Count one request while the block runs, its farewell included.
 
         Args:
             label: names the request in logs and in the shutdown report: the endpoint or
                 route, a space, and the request's id.
             graceful: a drain waits for it.
-            movable: it could be continued by another worker.
-            estimate: seconds that it still needs at most, or None.
+            prospects: how it may go on. By default nobody knows when it ends.
+            peer: who may continue it elsewhere. By default nobody.
 
         Raises:
-            Draining: the gate is shut.
+            Draining: on entering: the gate is shut.
         """
-        if not self.is_open:
-            raise Draining("the process is stopping and takes no new requests")
-        admission = Admission(label, trio.current_time(), graceful, movable, estimate)
-        self._enter(admission)
-        try:
-            yield admission
-        except BaseException as exc:
-            admission.settle_by(exc)
-            raise
-        else:
-            admission.settle_by(None)
-        finally:
-            self._leave(admission)
+        return Admitting(self, label, graceful, prospects, peer)
 
     def shut(self) -> None:
         """Refuse new requests from now on. Those inside run on."""
-        if self.is_open:
+        if self._stage is GateStage.OPEN:
             self._stage = GateStage.SHUT
 
-    def close(self) -> None:
-        """Shut, and cut those for whom nothing waits (``graceful_shutdown=False``)."""
+    def pause(self) -> None:
+        """Refuse new requests until :meth:`resume`. Those inside run on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Admit again, unless the gate was shut meanwhile."""
+        self._paused = False
+
+    def close(self) -> tuple[Admission, ...]:
+        """Shut, and cut those for whom nothing waits (``graceful_shutdown=False``): these."""
         self._stage = GateStage.CLOSED
-        for admission in self.admissions():
-            if not admission.graceful:
-                admission.cut(CutReason.ENDPOINT_CLOSED)
+        unawaited = (one for one in self.admissions() if not one.graceful)
+        return tuple(one for one in unawaited if one.cut(CutReason.ENDPOINT_CLOSED))
 
     def cut_all(self, reason: CutReason) -> int:
         """Cut everybody inside softly; returns how many had not been cut before."""
         return sum(admission.cut(reason) for admission in self.admissions())
+
+    def abort_all(self) -> None:
+        """Let everybody who is still inside be told its end, as far as others can tell it."""
+        for admission in self.admissions():
+            if admission.abort():
+                self._aborted += 1
+                self._count(admission)
+        self._note()
 
     async def wait_idle(self) -> None:
         """Wait until nobody is inside for whom a drain waits. Final only once the gate is shut."""
@@ -241,20 +299,71 @@ class Gate:
         await trio.lowlevel.checkpoint()
 
     def _enter(self, admission: Admission) -> None:
+        """Let it in, for :class:`Admitting`.
+
+        Raises:
+            Draining: the gate is shut.
+        """
+        if not self.is_open:
+            why = "drained" if self._stage is GateStage.OPEN else "stopping"
+            raise Draining(f"the process is {why} and takes no new requests")
         self._inside[admission] = None
         self._awaited += admission.graceful
         self._note()
 
     def _leave(self, admission: Admission) -> None:
+        """It has ended, and is settled: for :class:`Admitting`."""
         del self._inside[admission]
         self._awaited -= admission.graceful
-        assert admission.outcome is not None
-        self.tally[admission.outcome] += 1
-        self.unconfirmed += not admission.confirmed and admission.outcome is Outcome.HANDED_OVER
+        if admission.aborted:
+            self._aborted -= 1
+        else:
+            self._count(admission)
         self._note()
         if not self._awaited:
             self._leavers.unpark_all()
 
+    def _count(self, admission: Admission) -> None:
+        assert admission.outcome is not None
+        self.tally[admission.outcome] += 1
+        self.unconfirmed += not admission.confirmed and admission.outcome is Outcome.HANDED_OVER
+
     def _note(self) -> None:
         if self.changed is not None:
             self.changed()
+
+
+#: A peer that can place nothing. One for all: nobody speaks for it, so it stays so.
+_NOBODY = Peer()
+
+
+@attrs.define(eq=False)
+class Admitting:
+    """One request's way in, and out. Made by :meth:`Gate.admit`, for a ``with`` block.
+
+    A class, and no generator, since it is for every request.
+    """
+
+    _gate: Gate
+    _label: str
+    _graceful: bool
+    _prospects: Prospects | None
+    _peer: Peer | None
+    _admission: Admission = attrs.field(init=False)
+
+    def __enter__(self) -> Admission:
+        prospects, peer = self._prospects or Prospects(), self._peer or _NOBODY
+        now = trio.current_time()
+        admission = Admission(self._label, now, self._graceful, prospects, peer)
+        self._gate._enter(admission)
+        self._admission = admission
+        return admission
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._admission.settle_by(value)
+        self._gate._leave(self._admission)

@@ -45,6 +45,17 @@ class Deadlines:
         """The deadline of something that may take ``limit`` seconds from now."""
         return min(trio.current_time() + limit, self._hard)
 
+    def spare(self, *, escalated: bool) -> float:
+        """How long something of the stop may shield itself and leave the cleanup its reserve.
+
+        Until the end of the budget. Where that is over, or an escalation has ended it, cleanup
+        is next, and gets half of what is left.
+        """
+        now = trio.current_time()
+        if escalated or now >= self.budget.deadline:
+            return max(0.0, self._hard - now) / 2
+        return self.budget.deadline - now
+
     @contextmanager
     def shield(self, limit: float) -> Iterator[trio.CancelScope]:
         """Run the block to its end, for at most ``limit`` seconds, whatever cancels it."""
@@ -57,9 +68,10 @@ class Deadlines:
 
     def overdue_at(self, time: float) -> None:
         """A stop that still runs at ``time`` is overdue: tell the watchers how long that is."""
-        self._overdue = min(self._overdue, time)
-        for tell in self._watchers:
-            tell(self._overdue - trio.current_time())
+        if time < self._overdue:
+            self._overdue = time
+            for tell in self._watchers:
+                tell(time - trio.current_time())
 
     def watch(self, tell: Callable[[float], object]) -> None:
         """Tell this in how many seconds the stop is overdue, at once if one is running."""

@@ -9,11 +9,21 @@ all three may need the engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import attrs
 
+logger = logging.getLogger("dynamo_trio.lifecycle")
+
 Hook = Callable[[], Awaitable[object]]
+
+
+class Settable(Protocol):
+    """What is told by being set: a ``trio.Event``, or one of ``threading``."""
+
+    def set(self) -> object: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -23,3 +33,20 @@ class Hooks:
     drain: Hook | None = None
     pre_shutdown: Hook | None = None
     cleanup: Hook | None = None
+    #: Dynamo's ``shutdown_event``: set between ``pre_shutdown`` and ``cleanup``, and in any
+    #: case, also where the callbacks are passed. Set more than once.
+    shutdown_event: Settable | None = None
+
+    def tell(self) -> None:
+        """Set the shutdown event, if there is one. Its failure is logged and passed."""
+        if self.shutdown_event is None:
+            return
+        try:
+            self.shutdown_event.set()
+        except BaseException:  # noqa: ASYNC103 - nothing waits in it; sys.exit() ends no stop
+            logger.exception("shutdown_event.set() failed; the stop goes on")
+
+    @property
+    def callbacks(self) -> int:
+        """How many of the three there are."""
+        return sum(hook is not None for hook in (self.drain, self.pre_shutdown, self.cleanup))

@@ -25,6 +25,8 @@ class Stage:
     #: None while it runs.
     seconds: float | None = None
     ending: Ending | None = None
+    #: What there is to say of it in words.
+    detail: str = ""
 
 
 @attrs.define(eq=False)
@@ -39,6 +41,8 @@ class Journal:
     _stages: list[Stage] = attrs.field(factory=list)
     # Invariant: the index in _stages of every stage that has begun and not ended.
     _open: dict[str, int] = attrs.field(factory=dict)
+    # The scope of every stage that runs as a block.
+    _scopes: dict[str, trio.CancelScope] = attrs.field(factory=dict)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -60,6 +64,13 @@ class Journal:
             self._stages[index] = attrs.evolve(stage, seconds=seconds, ending=ending)
             self.changed()
 
+    def explain(self, name: str, detail: str) -> None:
+        """Say something of a stage that runs; the last word stands."""
+        index = self._open.get(name)
+        if index is not None:
+            self._stages[index] = attrs.evolve(self._stages[index], detail=detail)
+            self.changed()
+
     def skip(self, name: str) -> None:
         """A stage is passed without being begun."""
         self._stages.append(Stage(name, self.elapsed(), 0.0, Ending.SKIPPED))
@@ -69,6 +80,11 @@ class Journal:
     def running(self) -> tuple[str, ...]:
         """The names of the stages that have begun and not ended."""
         return tuple(self._open)
+
+    @property
+    def deadline(self) -> float:
+        """When all blocks that run now are over, by their own limits; inf if there are none."""
+        return max((scope.deadline for scope in self._scopes.values()), default=math.inf)
 
     @contextmanager
     def stage(
@@ -83,15 +99,17 @@ class Journal:
         ending, deadline = None, math.inf
         try:
             with block as scope:
+                self._scopes[name] = scope
                 try:
                     yield scope
                     ending = Ending.COMPLETED
                 finally:
                     deadline = scope.deadline
         except BaseException as exc:
-            ending = Ending.FAILED if holds_exception(exc) else None
+            ending = Ending.FAILED if holds_failure(exc) else None
             raise
         finally:
+            self._scopes.pop(name, None)
             self.end(name, ending or self._cut_short(deadline))
 
     def _cut_short(self, deadline: float) -> Ending:
@@ -99,8 +117,8 @@ class Journal:
         return Ending.TIMED_OUT if over else Ending.CANCELLED
 
 
-def holds_exception(exc: BaseException) -> bool:
-    """Is this an ``Exception``, or a group with one among (say) cancellations?"""
+def holds_failure(exc: BaseException) -> bool:
+    """Is this something else than a cancellation, or a group with such a thing among them?"""
     if isinstance(exc, BaseExceptionGroup):
-        return exc.subgroup(Exception) is not None
-    return isinstance(exc, Exception)
+        return exc.split(trio.Cancelled)[1] is not None
+    return not isinstance(exc, trio.Cancelled)

@@ -27,6 +27,10 @@ The unregistering is a task of its own that does nothing else. So it happens exa
 whoever wants it first: the sequence, an escalation (in parallel with the farewells), a
 fatal error, or the end of a ``run`` that was cancelled from outside.
 
+Callbacks and unregistering are other people's code, which may fail to end when it must. The
+sequence goes on without them then (:mod:`~dynamo_trio.lifecycle.beside`); only ``run`` waits
+for them, and the watchdog's limit shrinks in STOPPED to what closing may take.
+
 Nothing here closes engines, connections or services: they are closed by the nurseries
 around :meth:`Lifecycle.run`, from the inside out.
 """
@@ -34,38 +38,36 @@ around :meth:`Lifecycle.run`, from the inside out.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from dynamo_trio.lifecycle import handover
 from dynamo_trio.lifecycle.admission import Admission, CutReason, Gate
 from dynamo_trio.lifecycle.deadlines import Deadlines
+from dynamo_trio.lifecycle.farewells import Farewells, cut_all
+from dynamo_trio.lifecycle.grace import Grace
+from dynamo_trio.lifecycle.handover import HandOver
 from dynamo_trio.lifecycle.hooks import Hook, Hooks
 from dynamo_trio.lifecycle.phases import Phase
-from dynamo_trio.lifecycle.record import Record
+from dynamo_trio.lifecycle.record import Record, listed
 from dynamo_trio.lifecycle.report import ShutdownReport, summary
+from dynamo_trio.lifecycle.steps import Steps
 from dynamo_trio.lifecycle.supervision import supervise
 from dynamo_trio.lifecycle.timetable import (
     ESCALATED_ENGINE_CLOSE,
     SLACK,
-    GraceMode,
+    DrainPolicy,
     Timetable,
     reserve_of,
 )
 from dynamo_trio.lifecycle.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
 
 logger = logging.getLogger("dynamo_trio.lifecycle")
-
-
-def _count(things: Collection[object], noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 @attrs.define(eq=False)
@@ -81,7 +83,7 @@ class Lifecycle:
     #: Returns as soon as no peer can route here any more, and at once while that holds.
     #: None: there are no peers.
     grace_over: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
-    #: How many requests the peers have said they can place on other workers.
+    #: How many requests the peers have said they can place on other workers, for who watches.
     places: Callable[[], int] = attrs.field(default=lambda: 0, kw_only=True)
     #: ``DYN_TRIO_EXIT_CODE_ON_LOSS``: replaces 0 when admitted work was lost.
     exit_code_on_loss: int = attrs.field(default=0, kw_only=True)
@@ -91,22 +93,39 @@ class Lifecycle:
     work: Gate = attrs.field(init=False, factory=lambda: Gate("work"))
     #: Dynamo's ``shutdown_event``: from here on, unfinished requests end by the drain policy.
     interrupted: trio.Event = attrs.field(init=False, factory=trio.Event)
+    #: The callbacks are over, or passed: nothing is left but to wait for requests, and to leave.
+    endpoints_closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    #: Since when others cannot find the process, by Trio's clock, because a drain that can be
+    #: taken back has withdrawn it: a stop counts that time as grace. None: they can.
+    withdrawn_at: float | None = attrs.field(init=False, default=None)
 
     _deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
     _record: Record = attrs.field(init=False)
+    _steps: Steps = attrs.field(init=False)
+    _hand_over: HandOver = attrs.field(init=False)
+    _grace: Grace = attrs.field(init=False)
     _withdrawal: Withdrawal = attrs.field(init=False, factory=Withdrawal)
-    _abort: list[Callable[[], object]] = attrs.field(init=False, factory=list)
+    _last_words: Farewells = attrs.field(init=False)
     _requested: trio.Event = attrs.field(init=False, factory=trio.Event)
     _escalated: bool = attrs.field(init=False, default=False)
     _fatal: bool = attrs.field(init=False, default=False)
+    _leaves_fast: bool = attrs.field(init=False, default=False)
     # What a fatal error ends at once: waiting for peers, calls that may need the engine.
     _patience: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _grace_why: str = attrs.field(init=False, default="")  # what was said last of it
     # The limit of the front's drain, from the request to stop until that drain is over.
     _front_limit: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _front_told: bool = attrs.field(init=False, default=False)  # cut, its farewells over
 
     def __attrs_post_init__(self) -> None:
         gates = (self.http, self.work) if self._has_front else (self.work, self.http)
+        policy, drain = self.timetable.drain_policy, self.timetable.drain
+        self._hand_over = HandOver(policy, lambda: min(drain, self.remaining()))
+        self._grace = Grace(self.timetable, lambda: self.grace_over, self.explain_grace)
         self._record = Record(gates, self._deadlines.budget, self.exit_code_on_loss)
+        self._steps = Steps(self._record)
+        self._last_words = Farewells(self.http, self.work)
 
     # --- telling it -----------------------------------------------------------------
 
@@ -122,7 +141,8 @@ class Lifecycle:
             logger.debug("%s: already stopping because of %s", cause, self.cause)
             return
         late = f", {age:.1f} s after the signal" if age >= 0.1 else ""
-        logger.info("%s: stopping gracefully%s; %s", cause, late, self.describe_left())
+        how = "only unregistering, then leaving" if self._is_fast(cause) else "stopping gracefully"
+        logger.info("%s: %s%s; %s", cause, how, late, self.describe_left())
         self._begin(cause, age)
         if self.timetable.total is not None:
             hard = self._record.began + self.timetable.total
@@ -137,7 +157,8 @@ class Lifecycle:
         self._escalated = True
         logger.warning("%s: stopping now; %s", cause, self.describe_left())
         self._deadlines.budget.cancel(cause)
-        self._hurry(self.timetable.stop + ESCALATED_ENGINE_CLOSE, reserve=0.0)
+        before = self.timetable.stop if self.phase < Phase.STOPPED else 0.0
+        self._hurry(before + ESCALATED_ENGINE_CLOSE, reserve=0.0)
 
     def fail(self, exc: BaseException) -> None:
         """Stop because of a fatal error: the same way without grace and callbacks, then exit 1.
@@ -164,8 +185,11 @@ class Lifecycle:
         It is the hard way: cancel the nursery of the request tasks, abort connections.
         Returns a function that takes the callback back.
         """
-        self._abort.append(abort)
-        return partial(self._abort.remove, abort)
+        return self._last_words.on_abort(abort)
+
+    def watch_probes(self, gate: Gate) -> None:
+        """Name the gate among what is left while a probe, for which no phase waits, is there."""
+        self._record.watch_probes(gate)
 
     def on_overdue(self, tell: Callable[[float], object]) -> None:
         """Tell this in how many seconds the stop is overdue: when it begins, when it shrinks."""
@@ -188,6 +212,16 @@ class Lifecycle:
         return self._record.cause is not None
 
     @property
+    def is_calling(self) -> bool:
+        """Is this one of the stop's callbacks, which the stop waits for, or a task of one?"""
+        return self._steps.is_calling
+
+    @property
+    def leaves_fast(self) -> bool:
+        """Is the stop one that only unregisters, so that the process leaves in STOPPED?"""
+        return self._leaves_fast
+
+    @property
     def errors(self) -> list[BaseException]:
         """The fatal errors, the first of which began or hurried the stop."""
         return self._record.errors
@@ -205,11 +239,37 @@ class Lifecycle:
         await self.wait_phase(Phase.STOPPED)
 
     def remaining(self) -> float:
-        """Seconds left to the current phase, by its own limit or the shared budget; or inf."""
-        end = min(self._record.track.scope.deadline, self._deadlines.hard)
+        """Seconds left to the current phase, by its own limit or the shared budget; or inf.
+
+        In STOPPED, to the steps of the cleanup that run (:meth:`cleanup`).
+        """
+        record = self._record
+        limits = record.steps if self.phase is Phase.STOPPED else record.track.scope
+        end = min(limits.deadline, self._deadlines.hard)
         if self.phase < Phase.STOPPING:
             end = min(end, self._front_limit.deadline, self._deadlines.budget.deadline)
         return max(0.0, end - trio.current_time())
+
+    def until_cut(self) -> float:
+        """Seconds until a request that runs now has to end; or inf.
+
+        In the grace period none has to: the drain is still to come, and callbacks, whose time
+        nobody knows.
+        """
+        left, limits = self.remaining(), self.timetable
+        if self.phase is not Phase.GRACE or limits.drain_policy is DrainPolicy.MIGRATE:
+            return left
+        budget = self._deadlines.budget.deadline - trio.current_time()
+        return max(0.0, min(left + limits.drain, budget))
+
+    def remaining_in_all(self) -> float:
+        """Seconds left to the whole stop; or inf."""
+        return max(0.0, self._deadlines.hard - trio.current_time())
+
+    @property
+    def withdrawn(self) -> bool:
+        """Has the stop taken the process out of discovery, well or badly?"""
+        return self._withdrawal.is_over
 
     def in_flight(self) -> tuple[Admission, ...]:
         """Every request that is admitted, those in their farewell among them."""
@@ -217,14 +277,7 @@ class Lifecycle:
 
     def describe_left(self) -> str:
         """Who is still here, in words."""
-        # A request of the front has another one at an endpoint behind it: it is told of once.
-        inside = self.http.admissions() or self.work.admissions()
-        labels = [admission.label for admission in inside]
-        if not labels:
-            return "nothing is in flight"
-        endpoints = {label.rpartition(" ")[0] for label in labels}
-        shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
-        return f"{_count(labels, 'request')} of {_count(endpoints, 'endpoint')} in flight: {shown}"
+        return self._record.describe_left()
 
     def exit_code(self) -> int:
         """0; 1 after a fatal error; or ``exit_code_on_loss`` if admitted work was lost."""
@@ -239,6 +292,13 @@ class Lifecycle:
         return self._record.snapshot()
 
     # --- verbs for the tasks of the process -----------------------------------------
+
+    def explain_grace(self, why: str) -> None:
+        """Say what the grace period waits for, or why it need not: for the log and the report."""
+        if self.phase is Phase.GRACE and why != self._grace_why:
+            self._grace_why = why
+            logger.info("%s", why)
+            self._record.track.journal.explain(Phase.GRACE.label, why)
 
     def cleanup(
         self, limit: float, *, name: str | None = None
@@ -272,20 +332,33 @@ class Lifecycle:
     async def run(self) -> None:
         """Wait until a stop begins, then stop. Returns in STOPPED.
 
-        Cancelled from outside, it still takes the process out of discovery.
+        Cancelled from outside, it still takes the process out of discovery. A callback that
+        cannot be cancelled holds up nothing but its return.
         """
+        async with trio.open_nursery() as self._steps.beside:
+            await self._run()
+            self._steps.beside.cancel_scope.cancel("the stop is over")
+
+    async def _run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._withdrawal.run, self._unregister)
                 await self._requested.wait()
-                if self.timetable.fast_exit and not self._fatal:
+                if self._is_fast(self.cause) and not self._fatal:
                     await self._only_unregister()
                 else:
                     await self._stop()
         finally:
             self._refuse()
-            self.interrupted.set()
+            self._interrupt()
+            self.endpoints_closed.set()
+            if self._escalated:  # what the farewells have not used is not the engine's
+                self._hurry(ESCALATED_ENGINE_CLOSE, reserve=0.0)
             self._record.track.enter(Phase.STOPPED)
+            self._record.name_probes()
+            if self.stopping:  # whatever the phases have left of their time is not needed
+                end = trio.current_time() + self.timetable.teardown_limit
+                self._deadlines.overdue_at(end)
 
     async def _stop(self) -> None:
         with self._deadlines.budget:
@@ -293,108 +366,85 @@ class Lifecycle:
                 with self._record.track.within(Phase.GRACE) as scope:
                     self._patience = scope
                     await self._withdrawal.wait()
-                    if self.timetable.grace > 0:
-                        scope.deadline = self._deadlines.capped(self.timetable.grace)
-                        await self._wait_out_grace()
+                    if (left := self._grace.left(self.timetable.grace, self.withdrawn_at)) > 0:
+                        scope.deadline = self._deadlines.capped(left)
+                        await self._grace.wait_out(self.work, self.describe_left)
             with self._record.track.within(Phase.DRAINING) as scope:
                 if self._has_front:
                     await self._drain_front()
                     await self._withdrawal.wait()
-                await self._interrupt_work()
-                scope.deadline = self._deadlines.capped(self.timetable.drain)
-                if self.work.count:  # an empty gate is drained, even in no time
-                    await self.work.wait_idle()
+                async with trio.open_nursery() as beside:
+                    await self._interrupt_work(beside)
+                    scope.deadline = self._deadlines.capped(self.timetable.drain)
+                    if self.work.count:  # an empty gate is drained, even in no time
+                        await self.work.wait_idle()
+                    beside.cancel_scope.cancel("drained")
         with self._record.track.within(Phase.STOPPING) as scope:
             await self._farewells(scope)
 
+    def _is_fast(self, cause: str | None) -> bool:
+        return self.timetable.fast_exit and cause == "SIGTERM"
+
     async def _only_unregister(self) -> None:
         """The fast exit of a failover group: its peers wait for this process to be gone."""
+        self._leaves_fast = True
+        self._deadlines.overdue_at(trio.current_time() + self.timetable.fast_unregister + SLACK)
         with self._record.track.within(self._first):
             await self._withdrawal.wait()
 
     async def _unregister(self, job: Hook) -> None:
-        await self._attempt("unregister", self._deadlines.shield(self.timetable.unregister), job)
+        timetable = self.timetable
+        limit = timetable.fast_unregister
+        if not self._leaves_fast:
+            limit = min(timetable.unregister, self._deadlines.spare(escalated=self._escalated))
+        await self._steps.insist("unregister", self._deadlines.shield(limit), job)
 
-    async def _wait_out_grace(self) -> None:
-        """Until nobody can send a request here any more, and nobody is here."""
-        if self.timetable.grace_mode is GraceMode.FIXED:
-            await trio.sleep_forever()
-        await trio.sleep(self.timetable.grace_floor)
-        await self._wait_for_peers()
-        while self.work.count:
-            await self.work.wait_empty()
-            await self._wait_for_peers()  # one may have appeared meanwhile
+    async def wait_unreachable(self) -> None:
+        """Wait until no peer can send a request here any more, once they cannot find us.
 
-    async def _wait_for_peers(self) -> None:
-        if self.grace_over is None:
-            return
-        try:
-            await self.grace_over()
-        except* Exception as group:
-            logger.error("cannot ask the peers; the grace period is kept in full", exc_info=group)
-            await trio.sleep_forever()
+        For ever where that cannot be known: the caller's limit is the grace period.
+        """
+        await self._grace.wait_unreachable()
 
     async def _drain_front(self) -> None:
         """The HTTP drain to its end, or to its limit: then everybody there says farewell."""
         self.http.close()
-        assert self.timetable.http_drain is not None
-        self._front_limit = trio.move_on_after(self.timetable.http_drain)
-        await self._attempt("http_drain", self._front_limit, self.http.wait_idle)
+        await self._steps.attempt("http_drain", self._front_limit, self.http.wait_idle)
         self._front_limit = trio.CancelScope()
         if self.http.count:
-            self.http.cut_all(CutReason.DRAIN_LIMIT)
+            await cut_all(self.http, lambda: CutReason.DRAIN_LIMIT)
             limit = trio.move_on_after(self.timetable.farewell)
-            await self._attempt("http_farewells", limit, self.http.wait_empty)
+            await self._steps.attempt("http_farewells", limit, self.http.wait_empty)
+            self._front_told = True
 
-    async def _interrupt_work(self) -> None:
+    async def _interrupt_work(self, beside: trio.Nursery) -> None:
         """The callbacks, and between them the moment from which on new work is refused."""
         await self._call("drain_callback", self.hooks.drain)
         await self._call("pre_shutdown_callback", self.hooks.pre_shutdown)
-        self.interrupted.set()
+        self._interrupt()
         self.work.shut()
-        self._hand_over()
+        self._hand_over.begin(self.work.admissions(), beside)
         await self._call("cleanup_callback", self.hooks.cleanup)
-        self.work.close()
-
-    def _hand_over(self) -> None:
-        left = min(self.timetable.drain, self.remaining())
-        inside = self.work.admissions()
-        candidates = [handover.Candidate(one.estimate(), one.movable) for one in inside]
-        policy = self.timetable.drain_policy
-        for index in handover.choose(candidates, policy, left=left, places=self.places()):
-            inside[index].cut(CutReason.HANDOVER)
+        self._close_endpoints()
 
     async def _farewells(self, scope: trio.CancelScope) -> None:
         """Cut softly and leave time for a last word; abort who is still there after it."""
-        now, end = trio.current_time(), self._deadlines.capped(self.timetable.stop)
+        told = self._front_told and not self.work.count  # nobody has the time of a farewell twice
+        stop = max(0.0, self.timetable.stop - told * self.timetable.farewell)
+        now, end = trio.current_time(), self._deadlines.capped(stop)
         if self.in_flight():
             logger.warning("cut (%s): %s", self._cut_reason, self.describe_left())
         self._withdrawal.begin()
-        self.interrupted.set()
+        self._interrupt()
         self.http.close()
-        self.work.close()
-        # The front first: it ends its own work, and what its client hears is the farewell of
-        # the front, not the error of an endpoint that was cut in the same instant.
-        farewell = min(self.timetable.farewell, (end - now) / 2)
-        self.http.cut_all(self._cut_reason)
-        with trio.CancelScope(deadline=now + farewell / 2):
-            await self.http.wait_empty()
-        self.work.cut_all(self._cut_reason)
-        with trio.CancelScope(deadline=now + farewell):
-            await self._wait_empty()
+        self._close_endpoints()
+        farewell = 0.0 if told else min(self.timetable.farewell, (end - now) / 2)
+        await self._last_words.say(lambda: self._cut_reason, farewell)
         if self.in_flight():
-            self._abort_rest()
+            logger.error("the time for farewells is over; %s", self.describe_left())
+            self._last_words.abort()
         scope.deadline = end
-        await self._wait_empty()
-
-    def _abort_rest(self) -> None:
-        logger.error("the time for farewells is over; %s", self.describe_left())
-        for abort in self._abort:
-            abort()
-
-    async def _wait_empty(self) -> None:
-        await self.http.wait_empty()
-        await self.work.wait_empty()
+        await self._last_words.over()
 
     # --- its parts --------------------------------------------------------------------
 
@@ -429,39 +479,20 @@ class Lifecycle:
         self._deadlines.shrink(hard, reserve=reserve)
         self._deadlines.overdue_at(hard + SLACK)
 
+    def _interrupt(self) -> None:
+        self.interrupted.set()
+        self.hooks.tell()
+
+    def _close_endpoints(self) -> None:
+        if cut := self.work.close():  # nothing waits for them, but nobody is cut in silence
+            logger.warning("cut (%s): %s", CutReason.ENDPOINT_CLOSED, listed(cut))
+        self.endpoints_closed.set()
+
     def _refuse(self) -> None:
         self.http.shut()
         self.work.shut()
 
-    async def _attempt(
-        self, name: str, block: AbstractContextManager[trio.CancelScope], job: Hook
-    ) -> None:
-        """One step that must not hold up or break a stop: its failure is logged and passed.
-
-        The ``except`` stands outside the limit: cleanup that raises while the limit cancels
-        it comes as a group of both, of which the limit has taken its part by then.
-        """
-        began = trio.current_time()
-        try:
-            with self._record.steps.stage(name, block) as scope:
-                await job()
-            if scope.cancelled_caught:
-                self._log_cut(name, scope.deadline, began)
-        except* Exception as group:
-            logger.error("%s failed; the stop goes on", name, exc_info=group)
-
-    def _log_cut(self, name: str, deadline: float, began: float) -> None:
-        why = "a fatal error"
-        if trio.current_time() >= deadline:
-            why = f"its limit of {round(deadline - began, 2):g} s"
-        inside = self.http.admissions() or self.work.admissions()
-        logger.warning("%s was ended by %s; %s left", name, why, _count(inside, "request"))
-
     async def _call(self, name: str, hook: Hook | None) -> None:
-        if hook is None:
-            return
-        if self._fatal:
-            self._record.steps.skip(name)
-            return
-        self._patience = trio.CancelScope(relative_deadline=self.timetable.hook)
-        await self._attempt(name, self._patience, hook)
+        if hook is not None:
+            self._patience = trio.CancelScope(relative_deadline=self.timetable.hook)
+            await self._steps.call(name, self._patience, hook, lambda: self._fatal)

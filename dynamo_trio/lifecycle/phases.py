@@ -77,7 +77,7 @@ MOVES = (
             Ending.COMPLETED: "nothing in flight",
             Ending.TIMED_OUT: "drain limit or budget reached",
             Ending.CANCELLED: "escalated",
-            Ending.SKIPPED: "escalated before it began",
+            Ending.SKIPPED: "escalated before it began, or a fast exit",
         },
     ),
     Move(
@@ -87,7 +87,7 @@ MOVES = (
             Ending.COMPLETED: "every farewell said",
             Ending.TIMED_OUT: "farewell limit reached",
             Ending.CANCELLED: "cancelled from outside",
-            Ending.SKIPPED: "cancelled from outside before it began",
+            Ending.SKIPPED: "cancelled from outside before it began, or a fast exit",
         },
     ),
 )

@@ -26,6 +26,14 @@ RESERVE = 5.0
 RESERVE_PART = 1 / 5
 #: The watchdog waits so much longer than the stop may take.
 SLACK = 5.0
+#: Its second line, for a process in which no Python runs any more, comes so much later.
+SECOND_LINE = 2.0
+#: Before the supervisor's kill, where that is known: the watchdog, then its second line.
+BEFORE_KILL = 2.0
+SECOND_BEFORE_KILL = 1.0
+#: What is closed last, besides the engine, has limits of its own (records 2 s, the store 2 s,
+#: a temporary folder 5 s), which add up to less than this.
+TEARDOWN = 10.0
 #: After an escalation the engine has so long to close.
 ESCALATED_ENGINE_CLOSE = 5.0
 
@@ -82,8 +90,10 @@ class Timetable:
     total: float | None = None
     #: The supervisor's SIGKILL, counted from the signal; None: unknown.
     killed_after: float | None = None
-    #: Leave right after the bounded unregister (``DYN_GMS_FAILOVER_FAST_EXIT_ON_SIGTERM``).
+    #: On SIGTERM leave right after the unregistering, whoever is still there; its limit then
+    #: (``DYN_GMS_FAILOVER_FAST_EXIT_ON_SIGTERM``, ``DYN_GMS_FAILOVER_UNREGISTER_TIMEOUT_SECS``).
     fast_exit: bool = False
+    fast_unregister: float = 5.0
 
     @property
     def reserve(self) -> float:
@@ -114,7 +124,19 @@ class Timetable:
         Always before the supervisor's kill, which would leave no report.
         """
         limit = (self.longest if self.total is None else self.total) + SLACK
-        return limit if self.killed_after is None else min(limit, self.killed_after - 1.0)
+        return limit if self.killed_after is None else min(limit, self.killed_after - BEFORE_KILL)
+
+    @property
+    def second_line(self) -> float:
+        """Seconds from the watchdog to its second line, which has to be before the kill too."""
+        if self.killed_after is None:
+            return SECOND_LINE
+        return min(SECOND_LINE, self.killed_after - SECOND_BEFORE_KILL - self.watchdog_limit)
+
+    @property
+    def teardown_limit(self) -> float:
+        """Seconds from STOPPED until the watchdog ends the process, at the latest."""
+        return self.engine_close + TEARDOWN + SLACK
 
     def describe(self) -> str:
         """The limits in the order in which they come, as one line for the log.
@@ -128,7 +150,10 @@ class Timetable:
             close = min(self.engine_close, math.inf if self.total is None else self.total)
             stages += f", engine close <= {close:g} s"
         total = "no total" if self.total is None else f"total {self.total:g} s"
-        return f"{stages}; {total}; watchdog after {self.watchdog_limit:g} s"
+        text = f"{stages}; {total}; watchdog after {self.watchdog_limit:g} s"
+        if self.fast_exit:
+            text = f"on SIGTERM only unregister <= {self.fast_unregister:g} s; else {text}"
+        return text
 
     def _stages(self) -> Iterator[tuple[str, float, str]]:
         if self.http_drain is None:

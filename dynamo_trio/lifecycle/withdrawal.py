@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     Job = Callable[[], Awaitable[object]]
+
+
+async def all_at_once(what: str, jobs: Iterable[Job]) -> None:
+    """Do them beside each other; one that fails does not end the others.
+
+    Raises:
+        ExceptionGroup: of that name, with what some have failed with.
+    """
+    errors: list[Exception] = []
+
+    async def one(job: Job) -> None:
+        try:
+            await job()
+        except Exception as exc:  # it must not cancel the others
+            errors.append(exc)
+
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(one, job)
+    if errors:
+        raise ExceptionGroup(what, errors)
 
 
 @attrs.define(eq=False)
@@ -20,6 +42,11 @@ class Withdrawal:
     ways: list[Job] = attrs.field(factory=list)
     _due: trio.Event = attrs.field(factory=trio.Event)
     _done: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def is_over(self) -> bool:
+        """Has it happened, well or badly?"""
+        return self._done.is_set()
 
     def begin(self) -> None:
         """Let it happen now, in parallel with whatever else goes on."""
@@ -39,20 +66,5 @@ class Withdrawal:
         try:
             await self._due.wait()
         finally:
-            await attempt(self._all_at_once)
+            await attempt(partial(all_at_once, "unregistering", self.ways))
             self._done.set()
-
-    async def _all_at_once(self) -> None:
-        errors: list[Exception] = []
-
-        async def one(way: Job) -> None:
-            try:
-                await way()
-            except Exception as exc:  # it must not cancel the others
-                errors.append(exc)
-
-        async with trio.open_nursery() as nursery:
-            for way in self.ways:
-                nursery.start_soon(one, way)
-        if errors:
-            raise ExceptionGroup("unregistering", errors)

@@ -145,7 +145,7 @@ class _Families(Collector):
         return merged.values()
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class EndpointMetrics:
     """The metrics of one endpoint. They exist, at 0, from the beginning."""
 
@@ -158,6 +158,10 @@ class EndpointMetrics:
     work: WorkMetrics
     _errors: Counter
     _labels: tuple[str, ...]
+    #: Invariant: the records that were started and have not ended.
+    _live: set[CallRecord] = attrs.field(factory=set)
+    #: Bytes of items of those that have ended.
+    _past: int = 0
 
     @classmethod
     def make(cls, family: _Family, labels: tuple[str, ...], work: WorkMetrics) -> EndpointMetrics:
@@ -179,7 +183,18 @@ class EndpointMetrics:
         self.requests.inc()
         self.request_bytes.inc(request_bytes)
         self.inflight.inc()
-        return CallRecord(self)
+        record = CallRecord(self)
+        self._live.add(record)
+        return record
+
+    def ended(self, record: CallRecord) -> None:
+        """Forget a record of this endpoint."""
+        self._live.discard(record)
+        self._past += record.bytes
+
+    def given(self) -> int:
+        """Bytes of all items that were ever sent: it grows with each of them."""
+        return self._past + sum(record.bytes for record in self._live)
 
     def failed(self, error: DynamoException) -> None:
         """Count a failure."""
@@ -192,22 +207,33 @@ class CallRecord:
 
     _metrics: EndpointMetrics
     _began: float = attrs.field(factory=trio.current_time)
-    _bytes: int = 0
+    #: Of the items that were sent.
+    bytes: int = 0
+
+    @property
+    def touched(self) -> bool:
+        """Was something of the answer sent?"""
+        return self.bytes > 0
 
     def begun(self) -> None:
         """The request is valid, and its client is told so."""
         self._metrics.work.first_response.observe(self._age())
 
+    def received(self, size: int) -> None:
+        """Note ``size`` bytes of what streams in."""
+        self._metrics.request_bytes.inc(size)
+
     def item(self, size: int) -> None:
         """Note an item of ``size`` bytes."""
-        self._bytes += size
+        self.bytes += size
 
     def ended(self, outcome: Outcome, error: DynamoException | None) -> None:
         """Count the outcome; called once."""
         metrics = self._metrics
+        metrics.ended(self)
         metrics.inflight.dec()
         metrics.duration.observe(self._age())
-        metrics.response_bytes.inc(self._bytes)
+        metrics.response_bytes.inc(self.bytes)
         if outcome is Outcome.CANCELLED:
             metrics.cancellations.inc()
         elif outcome is Outcome.FAILED and error is not None:

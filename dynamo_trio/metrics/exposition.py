@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.samples import Sample
 
 _CREATED = "_created"
 
@@ -27,8 +28,20 @@ class _AsDynamo(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for metric in self._registry.collect():
-            metric.samples = [s for s in metric.samples if s.name != metric.name + _CREATED]
+            metric.samples = [
+                _with_dynamos_bound(sample)
+                for sample in metric.samples
+                if sample.name != metric.name + _CREATED
+            ]
             yield metric
+
+
+def _with_dynamos_bound(sample: Sample) -> Sample:
+    """A whole number is ``2`` in Dynamo's ``le``, not ``2.0``: queries ask for it as a text."""
+    bound = sample.labels.get("le", "")
+    if not bound.endswith(".0"):
+        return sample
+    return sample._replace(labels={**sample.labels, "le": bound[:-2]})
 
 
 def expose(registry: CollectorRegistry) -> bytes:

@@ -1,20 +1,22 @@
 """How busy a process is, under the names that Dynamo 1.5.1 gives it (``dynamo_work_handler_*``).
 
-Dynamo's requests wait in a queue for a place in a pool. Here a request is admitted or refused
-at once: the queue has no places and is always empty, nobody waits for a permit, and the pool
-is as large as the limit of an endpoint (infinite without one).
+The pool is as large as the limit of an endpoint (infinite without one, and then nobody waits in
+the queue for a place in it).
 """
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dynamo_trio.errors import DynamoException
 
@@ -33,6 +35,7 @@ class WorkMetrics:
     _permit_wait: Histogram = attrs.field(init=False)
     _overloaded: Counter = attrs.field(init=False)
     _refused: Counter = attrs.field(init=False)
+    _waiting: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.first_response = self._histogram(
@@ -44,7 +47,7 @@ class WorkMetrics:
             "Seconds that requests were on the way here, by the clocks of both ends",
         )
         self._permit_wait = self._histogram(
-            "permit_wait_seconds", "Seconds that requests waited to be admitted; none does"
+            "permit_wait_seconds", "Seconds that requests waited for their turn"
         )
         self._overloaded = Counter(
             "dynamo_rejection_request", "Requests refused for want of room", registry=self._registry
@@ -60,28 +63,45 @@ class WorkMetrics:
 
     def arrived(self, sent_at_ns: int | None) -> None:
         """A request was admitted that its client sent then, in nanoseconds since the epoch."""
-        self._permit_wait.observe(0.0)
         if sent_at_ns is not None:
             self._transit.observe(max(0.0, (time.time_ns() - sent_at_ns) / 1e9))
+
+    @contextmanager
+    def waiting(self, must_wait: bool) -> Iterator[None]:
+        """A request waits for its turn within the block, if it must; leaves by an error if it
+        has not got it."""
+        began = trio.current_time()
+        self._waiting += must_wait
+        try:
+            yield
+        finally:
+            self._waiting -= must_wait
+        self._permit_wait.observe(trio.current_time() - began if must_wait else 0.0)
 
     def refused(self, error: DynamoException) -> None:
         """A request was refused."""
         counter = self._overloaded if error.reason == "overloaded" else self._refused
         counter.inc()
 
-    def watch(self, running: Callable[[], float], limit: Callable[[], float]) -> None:
+    def watch(self, running: Callable[[], float], limit: float, queue: int) -> None:
         """Show how many requests run and may run; read when Prometheus asks."""
 
         def gauge(name: str, text: str, read: Callable[[], float]) -> None:
             Gauge(f"dynamo_{name}", text, registry=self._registry).set_function(read)
 
-        gauge("work_handler_pool_active_tasks", "Requests that run in the process now", running)
-        gauge("work_handler_pool_capacity", "Requests that the process takes on at once", limit)
-        gauge("work_handler_queue_depth", "Requests that wait to be admitted; none does", lambda: 0)
+        def waiting() -> int:
+            return self._waiting
+
+        def working() -> float:
+            return running() - self._waiting
+
+        gauge("work_handler_pool_active_tasks", "Requests that run in the process now", working)
+        gauge("work_handler_pool_capacity", "Requests that an endpoint works on", lambda: limit)
+        gauge("work_handler_queue_depth", "Requests that wait for their turn", waiting)
         gauge(
             "work_handler_queue_capacity",
-            "Requests that may wait to be admitted; none may",
-            lambda: 0,
+            "Requests that may wait for their turn",
+            lambda: queue if limit < math.inf else 0,
         )
-        gauge("engine_request", "Requests that the engine has now", running)
-        gauge("request_queue", "Requests that wait in front of the engine; none does", lambda: 0)
+        gauge("engine_request", "Requests that the engine has now", working)
+        gauge("request_queue", "Requests that wait in front of the engine", waiting)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dynamo_trio.models.default import default_model as default_model
     from dynamo_trio.models.fetch import FetchCancelled as FetchCancelled
     from dynamo_trio.models.fetch import ensure as ensure
+    from dynamo_trio.models.realtime_card import make_realtime_card as make_realtime_card
     from dynamo_trio.models.store import Store as Store
     from dynamo_trio.models.wheel import WheelModel as WheelModel
     from dynamo_trio.wire.dynamo.card import RuntimeConfig as RuntimeConfig
@@ -30,6 +31,7 @@ __all__ = [
     "default_model",
     "ensure",
     "make_card",
+    "make_realtime_card",
 ]
 
 _HOMES = {
@@ -42,6 +44,7 @@ _HOMES = {
     "default_model": "models.default",
     "ensure": "models.fetch",
     "make_card": "models.card_builder",
+    "make_realtime_card": "models.realtime_card",
 }
 
 if not TYPE_CHECKING:  # a type checker must see the imports above, not this

@@ -122,7 +122,7 @@ def make_card(
         model_type=kinds,
         migration_limit=migration_limit,
     )
-    slug = _slug(card)
+    slug = slug_of(card)
     base = str(folder) if base_url is None else f"{base_url}{route_of(endpoint, slug)}"
     files = {n: source.at(f"{base}/{n}") for n, source in sources.items()}
     runtime = structs.replace(runtime_config or RuntimeConfig(), context_length=context)
@@ -184,7 +184,8 @@ def _kinds(sources: dict[str, _Source], folder: Path) -> frozenset[str]:
     return frozenset({COMPLETIONS})
 
 
-def _slug(card: ModelCard) -> str:
+def slug_of(card: ModelCard) -> str:
+    """The slug that goes into the card; never empty."""
     # A name without one Latin letter or digit leaves nothing.
     return card.slug or f"model-{digest_of(card.name.encode('utf-8', 'replace'))[:12]}"
 

@@ -92,8 +92,8 @@ def _template_of(card: CardJson) -> CheckedFile | None:
 
 # In the card's own order. A part that is absent is None or UNSET and has no such attribute.
 _PLACES: dict[str, Callable[[CardJson], CheckedFile | None]] = {
-    CONFIG: lambda card: _chosen(card.model_info.hf_config_json),
-    TOKENIZER: lambda card: _chosen(card.tokenizer.hf_tokenizer_json),
+    CONFIG: lambda card: _chosen(getattr(card.model_info, "hf_config_json", None)),
+    TOKENIZER: lambda card: _chosen(getattr(card.tokenizer, "hf_tokenizer_json", None)),
     TOKENIZER_CONFIG: lambda card: _chosen(
         getattr(card.prompt_formatter, "hf_tokenizer_config_json", None)
     ),

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STDERR = 2
+#: The phase of a process that has no lifecycle yet.
+STARTING = "starting"
 
 
 def _nothing_known() -> ShutdownReport:
-    return ShutdownReport(cause=NO_CAUSE, phase="starting", exit_code=0)
+    return ShutdownReport(cause=NO_CAUSE, phase=STARTING, exit_code=0)
 
 
 @attrs.define(eq=False)
@@ -35,6 +37,10 @@ class LastWords:
     source: Callable[[], ShutdownReport] = _nothing_known
     #: The signal that asked to stop, which a busy loop may not have heard of.
     signalled: Callable[[], str | None] = lambda: None
+    #: Seconds since it came.
+    waited: Callable[[], float] = float
+    #: Ends what would outlive the process, and returns its names.
+    sweep: Callable[[], tuple[str, ...]] = tuple
     #: Errors that no lifecycle knows of.
     errors: list[str] = attrs.field(factory=list)
     # One item: who takes it speaks. list.pop is atomic.
@@ -58,13 +64,27 @@ class LastWords:
 
     def _line(self, exit_code: int) -> bytes:
         report = self.source()
+        leftovers = (*report.leftovers, *self._swept())
         errors = (*report.errors, *self.errors)
-        cause = report.cause
-        if cause == NO_CAUSE:  # nobody told the lifecycle to stop, or it never heard
-            otherwise = "SIGINT" if exit_code == ExitCode.INTERRUPTED else "main returned"
-            cause = errors[0] if errors else self.signalled() or otherwise
-        report = attrs.evolve(report, cause=cause, exit_code=int(exit_code), errors=errors)
+        report = attrs.evolve(report, exit_code=int(exit_code), errors=errors, leftovers=leftovers)
+        if report.cause == NO_CAUSE:
+            report = self._explained(report)
         return report.at_exit().to_json().encode() + b"\n"
+
+    def _explained(self, report: ShutdownReport) -> ShutdownReport:
+        """Of a process whose lifecycle nobody told to stop, or whose loop never heard of it."""
+        signalled, errors = self.signalled(), report.errors
+        otherwise = "SIGINT" if report.exit_code == ExitCode.INTERRUPTED else "main returned"
+        cause = errors[0] if errors else signalled or otherwise
+        if signalled and report.exit_code == ExitCode.FORCED and report.phase != STARTING:
+            errors = (*errors, f"the event loop did not turn: it has not heard of {signalled}")
+        return attrs.evolve(report, cause=cause, errors=errors, seconds=self.waited())
+
+    def _swept(self) -> tuple[str, ...]:
+        try:
+            return self.sweep()
+        except Exception as exc:  # no report would be worse
+            return (f"cannot end what is left: {exc!r}",)
 
 
 def _write_file(path: Path, line: bytes) -> None:

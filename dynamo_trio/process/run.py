@@ -22,12 +22,16 @@ from dynamo_trio.lifecycle.report import summary
 from dynamo_trio.lifecycle.timetable import ESCALATED_ENGINE_CLOSE, SLACK
 from dynamo_trio.process import signals
 from dynamo_trio.process.exit_codes import ExitCode, strongest
+from dynamo_trio.process.inquiry import Inquiry
 from dynamo_trio.process.last_words import LastWords
+from dynamo_trio.process.leftovers import end_leftovers
+from dynamo_trio.process.user_signals import switchboard
 from dynamo_trio.process.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+    from signal import Signals
 
     from dynamo_trio.lifecycle import Lifecycle
 
@@ -44,6 +48,7 @@ class ProcessContext:
 
     _last_words: LastWords
     _watchdog: Watchdog
+    _inquiry: Inquiry | None = None
     lifecycle: Lifecycle | None = attrs.field(init=False, default=None)
 
     @property
@@ -67,14 +72,34 @@ class ProcessContext:
         """
         self.lifecycle = lifecycle
         self._last_words.source = lifecycle.snapshot
+        self._watchdog.second_line = lambda: lifecycle.timetable.second_line
         lifecycle.on_overdue(self._watchdog.arm)
-        signals.desk.attach(lifecycle, trio.lowlevel.current_trio_token())
+        token = trio.lowlevel.current_trio_token()
+        signals.desk.attach(lifecycle, token)
+        switchboard.attach(token)
+        if self._inquiry is not None:
+            self._inquiry.attach(token)
         if lifecycle.timetable.fast_exit:
             trio.lowlevel.spawn_system_task(self._leave_fast, lifecycle)
 
+    def on_signal(self, signum: Signals, callback: Callable[[], object]) -> None:
+        """Call ``callback()`` in the loop each time SIGUSR1 or SIGUSR2 comes.
+
+        For what an operator or a test asks of a running process: the program that simulates
+        an engine lets SIGUSR2 set off the fault that ``--sim-fault`` has armed, by
+        ``on_signal(signal.SIGUSR2, engine.strike)``. A signal that came while nobody
+        listened, say while the engine was loading, calls the first who does. A callback must
+        not block; one that raises is logged and passed.
+
+        Raises:
+            ValueError: the signal is neither SIGUSR1 nor SIGUSR2.
+        """
+        switchboard.on_signal(signum, callback)
+
     async def _leave_fast(self, lifecycle: Lifecycle) -> None:
         await lifecycle.wait_stopped()
-        self.leave(lifecycle.exit_code())
+        if lifecycle.leaves_fast:
+            self.leave(lifecycle.exit_code())
 
     def leave(self, code: int) -> NoReturn:
         """Flush, say the last words, and be gone."""
@@ -103,8 +128,8 @@ def run_process(
 ) -> NoReturn:
     """Run ``main`` in Trio as this process, then exit. Never returns.
 
-    Whatever happens, one line of JSON on stderr tells how the process ended, and no stop
-    outlives its watchdog.
+    Whatever happens, one line of JSON on stderr tells how the process ended, no stop outlives
+    its watchdog, and no child process outlives this one: those that are left are killed.
 
     Args:
         main: gets a :class:`ProcessContext`; it attaches its lifecycle, and may return an
@@ -112,23 +137,28 @@ def run_process(
         report_path: see :attr:`ProcessContext.report_path`.
     """
     signals.install()
-    last_words = LastWords(report_path)
+    last_words = LastWords(report_path, sweep=end_leftovers)
     watchdog = Watchdog(last_words.say)
     signals.desk.on_early = watchdog.arm_early
     signals.desk.on_late = partial(_arm_late, watchdog)
     last_words.signalled = lambda: signals.desk.cause
+    last_words.waited = signals.desk.waited
     signals.desk.last_words = lambda: last_words.say(ExitCode.INTERRUPTED)
     watchdog.start()
+    inquiry = Inquiry()
+    inquiry.start()
     if signals.stop_pending():  # it came while the imports ran
         watchdog.arm_early()
-    context = ProcessContext(last_words, watchdog)
+    context = ProcessContext(last_words, watchdog, inquiry)
     context.leave(context.run(main))
 
 
 def _arm_late(watchdog: Watchdog, verb: signals.Verb, lifecycle: Lifecycle) -> None:
     """What the lifecycle will order once the loop turns, ordered by the signal handler."""
     timetable = lifecycle.timetable
-    if verb is signals.Verb.STOP:
+    if verb is signals.Verb.STOP and timetable.fast_exit and signals.desk.cause == "SIGTERM":
+        watchdog.arm(timetable.fast_unregister + SLACK)
+    elif verb is signals.Verb.STOP:
         watchdog.arm(timetable.watchdog_limit)
     elif verb is signals.Verb.ESCALATE:
         watchdog.arm(timetable.stop + ESCALATED_ENGINE_CLOSE + SLACK)

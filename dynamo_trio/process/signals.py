@@ -28,6 +28,7 @@ signals that come quickly, hears nothing while the loop is busy, and does not ex
 from __future__ import annotations
 
 import enum
+import math
 import os
 import select
 import signal
@@ -35,6 +36,9 @@ import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
+
+from dynamo_trio.process import standard_streams
+from dynamo_trio.process.user_signals import switchboard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,8 +101,9 @@ class SignalDesk:
         self.on_early: Callable[[], object] = lambda: None
         #: Called by the handler for a signal that finds one: a busy loop may never hear of it.
         self.on_late: Callable[[Verb, Lifecycle], object] = lambda verb, lifecycle: None
-        #: Name of the signal that asked to stop, if one did.
+        #: Name of the signal that asked to stop, if one did; and when, by time.monotonic().
         self.cause: str | None = None
+        self._asked_at = math.inf
         #: Called by the handler right before it leaves with 130.
         self.last_words: Callable[[], object] = _leave_at_once
 
@@ -112,6 +117,15 @@ class SignalDesk:
         """Has a signal asked this process to stop?"""
         return self._stage is not Stage.CALM
 
+    def waited(self) -> float:
+        """Seconds since the first signal that asked to stop; 0 if none did."""
+        return max(0.0, time.monotonic() - self._asked_at)
+
+    @property
+    def lifecycle(self) -> Lifecycle | None:
+        """Who is told of signals; None: they wait."""
+        return self._lifecycle
+
     def attach(self, lifecycle: Lifecycle, token: trio.lowlevel.TrioToken) -> None:
         """Pass signals to this lifecycle from now on, those that came before first."""
         self._lifecycle, self._token = lifecycle, token
@@ -122,9 +136,10 @@ class SignalDesk:
         verb, self._stage = RULES[self._current_stage(), signal.Signals(signum)]
         if verb is Verb.LEAVE:
             self._leave()
-        name = signal.Signals(signum).name
+        name, now = signal.Signals(signum).name, time.monotonic()
         self.cause = self.cause or name
-        self._inbox.append((verb, name, time.monotonic()))
+        self._asked_at = min(self._asked_at, now)
+        self._inbox.append((verb, name, now))
         if self._lifecycle is None or self._token is None:
             self.on_early()
             return
@@ -176,8 +191,14 @@ desk = SignalDesk()
 
 
 def install() -> None:
-    """Handle SIGTERM and SIGINT from now on: the first statement of each ``__main__``."""
+    """Handle signals from now on: the first statement of each ``__main__``.
+
+    SIGTERM and SIGINT are kept and mean a stop; SIGUSR1 and SIGUSR2 no longer kill. Standard
+    streams that are closed lead to /dev/null from then on, before anything else takes their place.
+    """
     desk.install()
+    switchboard.install()
+    standard_streams.fill()
 
 
 def stop_pending() -> bool:

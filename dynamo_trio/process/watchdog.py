@@ -7,8 +7,8 @@ words and leaves with 70. It takes no lock and logs nothing, for whoever hangs m
 the lock; what it says was prepared by others.
 
 A thread needs the interpreter. If C code holds the GIL, that thread never wakes; two
-seconds later ``faulthandler``, which is C too, writes every thread's traceback in place of
-a report and leaves with 1.
+seconds later (one, where the supervisor's kill comes next) ``faulthandler``, which is C
+too, writes every thread's traceback in place of a report and leaves with 1.
 
 The watchdog is armed when a stop begins and stays armed until the process is gone.
 """
@@ -18,19 +18,19 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from dynamo_trio.lifecycle.timetable import SECOND_LINE
 from dynamo_trio.process.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: So much later than the thread, faulthandler.
-SECOND_LINE = 2.0
 #: A start that was told to stop before it could say how long that may take.
 EARLY_LIMIT = 35.0
 
@@ -45,6 +45,8 @@ class Watchdog:
         # All that were ever named are kept, for a handler may interrupt the naming of one.
         self._firm: list[float] = []
         self._early = math.inf
+        #: Seconds from the thread to faulthandler.
+        self.second_line: Callable[[], float] = lambda: SECOND_LINE
 
     def start(self) -> None:
         """Start the thread, which waits for an order."""
@@ -72,7 +74,7 @@ class Watchdog:
         # Again if a handler named a shorter deadline meanwhile: that must not be undone.
         while told != (deadline := self._deadline()):
             told = deadline
-            _second_line(max(deadline - time.monotonic(), 0.0) + SECOND_LINE)
+            _second_line(max(deadline - time.monotonic(), 0.0) + self.second_line())
 
     def _watch(self) -> None:
         while (left := self._deadline() - time.monotonic()) > 0:
@@ -88,6 +90,12 @@ class Watchdog:
 
 
 def _second_line(seconds: float) -> None:
-    # RuntimeError: it cannot have a thread. The first line has one already, and must do.
-    with suppress(RuntimeError):
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    # The thread that this starts has no place in the interpreter. One of the user's signals that
+    # came to it before it has masked them would be answered by nobody; so it inherits the mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    try:
+        # RuntimeError: it cannot have a thread. The first line has one already, and must do.
+        with suppress(RuntimeError):
+            faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import attrs
@@ -14,9 +14,12 @@ import attrs
 from dynamo_trio.config import Config, LogFilter, effective
 from dynamo_trio.errors import ConfigError
 from dynamo_trio.process.exit_codes import ExitCode
+from dynamo_trio.program.garbage import collect_seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+    from signal import Signals
 
     from dynamo_trio.config import ProgramSpec
     from dynamo_trio.console import Terminal
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from dynamo_trio.process.run import ProcessContext
 
 logger = logging.getLogger("dynamo_trio")
+
+
+def _nobody(signum: Signals, callback: Callable[[], object]) -> None:
+    """Where a program runs inside another process, as in a test, signals are not its own."""
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +42,8 @@ class Start:
     lifecycle: Lifecycle
     #: When the process began, by time.monotonic().
     began: float
+    #: :meth:`ProcessContext.on_signal`: callbacks for SIGUSR1 and SIGUSR2, run in the loop.
+    on_signal: Callable[[Signals, Callable[[], object]], None] = _nobody
 
     def seconds(self) -> float:
         """Since the process began."""
@@ -61,11 +70,15 @@ def enter(spec: ProgramSpec, load: Callable[[], Body]) -> NoReturn:
         config = spec.read_config()
     except ConfigError as exc:
         _refuse(exc)
+    except SystemExit:  # --help and --version have printed, and what they have is to be flushed
+        _show("")
+    except OSError as exc:  # of their printing: not every release of argparse passes it over
+        _not_shown(exc)
     if config.print_config:
         with suppress(OSError):
             for warning in config.warnings:
                 print(f"dynamo_trio: {warning}", file=sys.stderr)
-        _show(effective(config, groups=spec.groups))
+        _show(f"{effective(config, groups=spec.groups)}\n")
     _run(config, load, began)
 
 
@@ -83,31 +96,52 @@ def _refuse(exc: ConfigError) -> NoReturn:
 
 
 def _show(text: str) -> NoReturn:
-    """Print, and exit. A reader that has left is no error: it has seen enough."""
-    code = ExitCode.OK
+    """Print, and exit."""
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        pass
+        print(text, end="", flush=True)
     except OSError as exc:
-        code = ExitCode.FATAL
-        with suppress(OSError):
-            print(f"dynamo_trio: cannot print: {exc.strerror}", file=sys.stderr, flush=True)
-    os._exit(code)  # an ordinary exit would flush once more, and complain
+        _not_shown(exc)
+    os._exit(ExitCode.OK)  # an ordinary exit would flush once more, and complain
+
+
+def _not_shown(why: OSError) -> NoReturn:
+    """A reader that has left is no error: it has seen enough."""
+    if isinstance(why, BrokenPipeError):
+        os._exit(ExitCode.OK)
+    with suppress(OSError):
+        print(f"dynamo_trio: cannot print: {why.strerror}", file=sys.stderr, flush=True)
+    os._exit(ExitCode.FATAL)
 
 
 def _run(config: Config, load: Callable[[], Body], began: float) -> NoReturn:
     from dynamo_trio.process.run import run_process
 
     body = load()
+    collect_seldom()
     terminal = log_as_set(config)
-    raise_file_limit()
+    raise_file_limit(config.frontend_fd_limit)
 
     async def program(process: ProcessContext) -> int:
         lifecycle = attach_lifecycle(config, body.timetable(config), process)
-        return await body.run(Start(config, terminal, lifecycle, began))
+        async with exporting_as_set(config, lifecycle):
+            return await body.run(Start(config, terminal, lifecycle, began, process.on_signal))
 
     run_process(program, report_path=config.shutdown_report)
+
+
+def exporting_as_set(config: Config, lifecycle: Lifecycle) -> AbstractAsyncContextManager[None]:
+    """Export spans while the block runs, if the settings ask for it.
+
+    Raises:
+        ConfigError: on entering: what that needs is not installed.
+    """
+    if not config.otel_export:
+        return nullcontext()
+    from dynamo_trio.tracing import exporting
+
+    return exporting(
+        config.otel_endpoint, config.otel_protocol, config.otel_service, lifecycle.cleanup
+    )
 
 
 def log_as_set(config: Config, *, own: str | None = None) -> Terminal:
@@ -127,22 +161,32 @@ def log_as_set(config: Config, *, own: str | None = None) -> Terminal:
     return terminal
 
 
-def raise_file_limit() -> None:
-    """Take as many file descriptors as this process may: each connection needs one."""
+def raise_file_limit(target: int | None = None) -> None:
+    """Take as many file descriptors as this process may: each connection needs one.
+
+    ``target``: take so many, if there are so few (``DYN_FRONTEND_FD_LIMIT_TARGET``); 0 leaves
+    the limit alone.
+    """
     import resource
 
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = hard if target is None else target if hard == unlimited else min(target, hard)
+    if soft == unlimited or (wanted != unlimited and wanted <= soft):
+        return
     with suppress(OSError, ValueError):  # as it was will do
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        logger.debug("file descriptors: %d, before %d", wanted, soft)
 
 
 def attach_lifecycle(config: Config, limits: Timetable, process: ProcessContext) -> Lifecycle:
     """The process's lifecycle, tied to its signals, its limits told."""
     from dynamo_trio.lifecycle import Lifecycle
+    from dynamo_trio.program.limits import tell_timetable
 
     lifecycle = Lifecycle(limits, exit_code_on_loss=config.exit_code_on_loss)
     process.attach(lifecycle)
-    logger.info("shutdown timetable: %s", limits.describe())
+    tell_timetable(lifecycle)
     for warning in limits.check():
         logger.warning("%s", warning)
     return lifecycle

@@ -12,10 +12,13 @@ import attrs
 import httpx
 import trio
 
+from dynamo_trio.context import plain_cleanup
 from dynamo_trio.wire.openai.sse import EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from dynamo_trio.context import Cleanup
 
 logger = logging.getLogger("dynamo_trio.ask")
 
@@ -37,6 +40,10 @@ class Asker:
     url: str
     model: str
     write: Callable[[str], object]
+    #: Opens the door, where the server wants an API key.
+    key: str | None = attrs.field(default=None, repr=False, kw_only=True)
+    #: Given a limit, what the end of the line is written in.
+    close_scope: Cleanup = plain_cleanup
 
     async def ask(self, question: str) -> None:
         """Stream the answer out, and end it with a line break.
@@ -46,15 +53,21 @@ class Asker:
         """
         try:
             async with (
-                httpx.AsyncClient(timeout=None, trust_env=False) as client,
-                client.stream("POST", self.url, json=self._body(question)) as response,
+                # It is our own port, by an address that its certificate need not name.
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=False) as client,
+                client.stream(
+                    "POST", self.url, json=self._body(question), headers=self._headers()
+                ) as response,
             ):
                 await self._print(response)
         except httpx.HTTPError as exc:
             raise AskFailed(f"the connection broke: {exc!r}") from exc
         finally:
-            with trio.move_on_after(1, shield=True), suppress(AskFailed):
+            with self.close_scope(1.0), suppress(AskFailed):
                 await self._say("\n")
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
     def _body(self, question: str) -> dict[str, object]:
         message = {"role": "user", "content": question}

@@ -3,10 +3,11 @@
 The nest, from the outside in; each is left only when everything inside it has ended::
 
     services     the HTTP server (its port answers /live to the very end), lifecycle.run()
-      runtime      discovery and request planes
-        catalogue    the models that can be asked: the router's view of the workers
-          engine       closed once, after the last request
-            endpoint     the requests
+      front        what is being answered, though no drain waits for it
+        runtime      discovery and request planes
+          catalogue    the models that can be asked: the router's view of the workers
+            engine       closed once, after the last request
+              endpoint     the requests
 
 A stop goes the other way round: the HTTP front drains to its end, the endpoint is
 withdrawn and closed, then the engine is closed, and the port last.
@@ -24,14 +25,15 @@ import attrs
 import trio
 
 from dynamo_trio import __version__
-from dynamo_trio.console import Banner, InFlight, describe_inflight, url_of
+from dynamo_trio.console import Banner, url_of
 from dynamo_trio.discovery import ModelCard
 from dynamo_trio.frontend.assembly import make_frontend
 from dynamo_trio.frontend.catalog import open_catalog
-from dynamo_trio.frontend.serve import serve_frontend
-from dynamo_trio.lifecycle import Phase
+from dynamo_trio.frontend.loads import tell_own_load
+from dynamo_trio.frontend.serve import open_front
 from dynamo_trio.program.entry import Body, Start
 from dynamo_trio.program.nest import Nest
+from dynamo_trio.program.stopping import tell_stop
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
 from dynamo_trio.standalone.ask import Asker, AskFailed, write_stdout
 from dynamo_trio.standalone.assembly import timetable
@@ -52,9 +54,6 @@ if TYPE_CHECKING:
     from dynamo_trio.lifecycle import Lifecycle
 
 logger = logging.getLogger("dynamo_trio.standalone")
-
-#: How often the terminal's status line is told anew what a drain waits for, in seconds.
-TELL_EVERY = 0.25
 
 #: What else helps whoever has no default model and cannot get it.
 SIM_ADVICE = ", --engine sim needs no model"
@@ -107,11 +106,12 @@ class Program:
         return self.code
 
     async def _listen_and_serve(self, services: trio.Nursery) -> None:
-        services.start_soon(self._tell_who_is_left)
-        self.port = await serve_frontend(
-            self.frontend, services, self.config.http_host, self.config.http_port
-        )
-        await self._start_and_serve()
+        if self.config.ask is None:  # else the last line of the terminal may be the answer's
+            tell = partial(tell_stop, color=not self.config.no_color)
+            services.start_soon(tell, self.lifecycle, self.terminal)
+        host, port = self.config.http_host, self.config.http_port
+        async with open_front(self.frontend, services, host, port) as self.port:
+            await self._start_and_serve()
 
     async def _start_and_serve(self) -> None:
         path = await find_model(self.start, self._hurry, advice=SIM_ADVICE)
@@ -134,6 +134,7 @@ class Program:
             serving = runtime.endpoint(str(card.endpoint)).serving(
                 engine_handler(engine), request_type=PreprocessedRequest, card=card
             )
+            tell_own_load(self.frontend.busy, engine, runtime.instance_id)
             async with serving:
                 await self.frontend.catalog.wait_for(name)
                 self._ready(nursery, name)
@@ -165,11 +166,16 @@ class Program:
             self.terminal.write(str(self._banner(name)))
 
     def _banner(self, name: str) -> Banner:
+        paths = self.frontend.paths
         return Banner(
             version=__version__,
             host=self.config.http_host,
             port=self.port,
+            tls=self.frontend.tls is not None,
             model=name,
+            chat_path=paths.chat,
+            probes=(paths.health, paths.live, paths.metrics),
+            wants_key=self.frontend.keys is not None,
             engine=self.config.engine,
             timetable=self.lifecycle.timetable.describe(),
             pid=os.getpid(),
@@ -177,10 +183,13 @@ class Program:
         )
 
     async def _ask(self, question: str, name: str) -> None:
-        url = f"{url_of(self.config.http_host, self.port)}/v1/chat/completions"
+        tls = self.frontend.tls is not None
+        url = f"{url_of(self.config.http_host, self.port, tls=tls)}{self.frontend.paths.chat}"
+        key = None if self.frontend.keys is None else self.frontend.keys.own_key()
         try:
             with self._asking:
-                await Asker(url, name, write_stdout).ask(question)
+                asker = Asker(url, name, write_stdout, self.lifecycle.cleanup, key=key)
+                await asker.ask(question)
             if self._asking.cancelled_caught:
                 return
         except AskFailed as exc:
@@ -191,30 +200,10 @@ class Program:
 
     # --- stopping ---------------------------------------------------------------------------
 
-    async def _tell_who_is_left(self) -> None:
-        """Tell a person what a drain waits for."""
-        await self.lifecycle.wait_stop_requested()
-        if self.config.ask is not None:
-            return  # the last line of the terminal may be the answer's
-        try:
-            while self.lifecycle.phase < Phase.STOPPED:
-                left = self._describe_left()
-                self.terminal.set_status(partial(str, left) if left else None)
-                await trio.sleep(TELL_EVERY)
-        finally:
-            self.terminal.set_status(None)
-
     def _end_the_start(self) -> None:
         self._hurry.set()
         if self.config.ask is not None:
             logger.error("no answer: stopped before the question was asked")
-
-    def _describe_left(self) -> str | None:
-        now = trio.current_time()
-        running = [InFlight(a.label, now - a.admitted_at) for a in self.lifecycle.http.admissions()]
-        if not running:
-            return None  # nothing that a person could wait for: it is over in a moment
-        return describe_inflight(running, left=self.lifecycle.remaining()).partition("\n")[0]
 
 
 async def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
@@ -223,7 +212,7 @@ async def _preprocessor(tokenizer: Tokenizer, card: ModelCard) -> Preprocessor:
 
 
 async def _run(start: Start) -> int:
-    return await Program(start, make_frontend(start.config, start.lifecycle)).run()
+    return await Program(start, make_frontend(start.config, start.lifecycle, alone=True)).run()
 
 
 BODY = Body(timetable, _run)

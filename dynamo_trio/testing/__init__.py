@@ -1,8 +1,9 @@
 """For tests of programs that use dynamo_trio: no network, no waiting.
 
 What is shipped here keeps the same contracts as the real thing, and is held to it by the
-same tests: :class:`MemoryDiscovery` and :class:`MemoryPlane` are what one process runs on,
-and an engine over :class:`SimCore` on an :class:`InlineHost` runs in virtual time.
+same tests: :class:`MemoryDiscovery`, :class:`MemoryPlane` and :class:`MemoryEvents` are what
+one process runs on, and an engine over :class:`SimCore` on an :class:`InlineHost` runs in
+virtual time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dynamo_trio.engines import InlineHost as InlineHost
 from dynamo_trio.engines.faults import Fault as Fault
 from dynamo_trio.engines.sim import SimCore as SimCore
 from dynamo_trio.engines.sim import SimSettings as SimSettings
+from dynamo_trio.events import MemoryEvents as MemoryEvents
 from dynamo_trio.plane import MemoryPlane as MemoryPlane
 from dynamo_trio.testing.model_folder import make_model_folder as make_model_folder
 

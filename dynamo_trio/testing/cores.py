@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dynamo_trio.engines import CoreInfo, Delta, Request, Stats, StepCore
+    from dynamo_trio.engines import (
+        CachingCore,
+        CheckedCore,
+        CoreInfo,
+        Delta,
+        KvEvent,
+        Request,
+        Stats,
+        StepCore,
+    )
 
 
 class WatchedCore:
@@ -89,6 +98,16 @@ class WatchedCore:
         """Checked."""
         with self._call("stats"):
             return self.core.stats()
+
+    def take_kv_events(self) -> Sequence[KvEvent]:
+        """Checked; asked only of a core that says it tells of its cache."""
+        with self._call("take_kv_events"):
+            return cast("CachingCore", self.core).take_kv_events()
+
+    def check_health(self) -> None:
+        """Checked; asked only of a core that says it can be."""
+        with self._call("check_health"):
+            cast("CheckedCore", self.core).check_health()
 
     def owed_seconds(self) -> float:
         """Passed on; the host asks it between calls."""

@@ -29,6 +29,11 @@ MAX_VOCABULARY = 4_000_000
 class IncrementalDecoder(Protocol):
     """Ids of one answer, in order, to text. Not shared between answers."""
 
+    @property
+    def is_fresh(self) -> bool:
+        """Does what comes next read as if nothing had come before?"""
+        ...
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete; an unfinished character waits."""
         ...
@@ -154,21 +159,28 @@ def piece_of(pieces: Sequence[bytes], token: int) -> bytes:
 class TableDecoder:
     """Incremental decoding by a table of token bytes."""
 
-    __slots__ = ("_decode", "_pieces")
+    __slots__ = ("_pieces", "_rest")
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = b""  # of a character that is not complete
+
+    @property
+    def is_fresh(self) -> bool:
+        """Does no character wait for its rest?"""
+        return not self._rest
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
-        if len(ids) == 1:  # the common case, one token per step
-            return self._decode(piece_of(self._pieces, ids[0]))
-        return self._decode(b"".join([piece_of(self._pieces, token) for token in ids]))
+        data = self._rest + b"".join([piece_of(self._pieces, token) for token in ids])
+        text, taken = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[taken:]
+        return text
 
     def flush(self) -> str:
         """U+FFFD for an unfinished character, else nothing."""
-        return self._decode(b"", True)
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace")
 
 
 # --- the byte alphabet of GPT-2 --------------------------------------------------------

@@ -61,7 +61,10 @@ class HfTokenizer:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """See :class:`~dynamo_trio.tokenizers.abc.Tokenizer`."""
         text.encode()  # a lone surrogate raises here
-        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        # `encode` holds the GIL all the while, this does not: a long prompt in a thread must not
+        # hold up the event loop, for seconds at a megabyte.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        return encoding.ids
 
     def least_tokens(self, text: str) -> int:
         """See :class:`~dynamo_trio.tokenizers.abc.Tokenizer`."""
@@ -102,6 +105,11 @@ class WindowDecoder:
         self._vocab_size = vocab_size
         self._ids: list[int] = []  # the window: tokens shown, for context, then those waiting
         self._shown = 0  # how many of the window were shown
+
+    @property
+    def is_fresh(self) -> bool:
+        """Never: how a token reads depends on the one before it."""
+        return False
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""

@@ -13,16 +13,20 @@ the answer, and no more than ``max_tokens`` get through.
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+import sys
+import time
+from typing import TYPE_CHECKING, Final
 
 from dynamo_trio.errors import ContextLengthExceeded, InvalidArgument, RequestRejected
 from dynamo_trio.wire.llm import (
     CompletionUsage,
     PreprocessedRequest,
+    PromptTokensDetails,
     SamplingOptions,
     StopConditions,
 )
-from dynamo_trio.wire.openai.response import openai_finish
+from dynamo_trio.wire.openai.meter import TooDear
+from dynamo_trio.wire.openai.response import json_string, openai_finish
 from dynamo_trio.wire.openai.stop import StopScanner
 from dynamo_trio.wire.openai.template import ChatTemplate
 
@@ -38,6 +42,14 @@ if TYPE_CHECKING:
 #: takes about 0.5 ms for so much text that it has not seen before; above it, a worker thread
 #: is worth its price.
 INLINE_BYTES = 1024
+#: Characters of a prompt that the event loop may tokenise: a template can make a long one of
+#: few messages.
+INLINE_TEXT = 8 * 1024
+
+#: Tokens of a model whose JSON is kept ready, and bytes of the longest that is; a table of all
+#: takes about 60 bytes for each, and half a microsecond when the model is loaded.
+MAX_READY: Final = 2**18
+MAX_READY_SIZE: Final = 128
 
 
 class Preprocessor:
@@ -55,20 +67,39 @@ class Preprocessor:
         self.model = model
         self._template = _template(tokenizer)
         self._eos = list(tokenizer.eos_token_ids)
+        self._ready = _ready_strings(tokenizer)
+        #: Its template has once taken longer than the event loop may stand still.
+        self._is_dear = False
 
-    def chat(self, request: ChatRequest) -> PreprocessedRequest:
+    def chat_at_once(self, request: ChatRequest) -> PreprocessedRequest | None:
+        """:meth:`chat` for a short conversation, in the event loop, if that takes no time.
+
+        None: it does, for this model; a thread is to do it.
+        """
+        if self._is_dear:
+            return None
+        try:
+            return self.chat(request, inline=True)
+        except TooDear:
+            self._is_dear = True
+            return None
+
+    def chat(self, request: ChatRequest, *, inline: bool = False) -> PreprocessedRequest:
         """The tokens that ask the model for its turn.
 
         Raises:
             InvalidArgument: no chat template, or it refuses the messages.
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
+            TooDear: it takes longer than a few milliseconds, and is to be done ``inline``.
         """
         if self._template is None:
             raise InvalidArgument(
                 f"The model '{self.model}' has no chat template; use /v1/completions.",
                 param="model",
             )
-        text = self._template.render(request.messages)
+        text = self._template.render(request.messages, inline=inline)
+        if inline and len(text) > INLINE_TEXT:
+            raise TooDear
         # The template has already written what the model wants around a text.
         return self._request(request, self._encode(text, "messages", add_special=False), "messages")
 
@@ -88,7 +119,7 @@ class Preprocessor:
 
     def output(self, request: PreprocessedRequest) -> OutputProcessor:
         """The state that turns this request's token ids into text."""
-        return OutputProcessor(self.tokenizer, request)
+        return OutputProcessor(self.tokenizer, request, self._ready)
 
     def _encode(self, text: str, param: str, *, add_special: bool) -> list[int]:
         # Encoding a text that cannot fit may take seconds; see Tokenizer.least_tokens.
@@ -165,7 +196,24 @@ def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         strftime_now=lambda form: datetime.datetime.now().strftime(form),
+        cpu_time=time.thread_time,
     )
+
+
+def _ready_strings(tokenizer: Tokenizer) -> Sequence[bytes | None]:
+    """By id: what a token reads as where no character is cut before or in it, in JSON; None for
+    those that show nothing, or are half of a character."""
+    decoder = tokenizer.decoder()
+    strings: list[bytes | None] = []
+    for token in range(min(tokenizer.vocab_size, MAX_READY) if decoder.is_fresh else 0):
+        text = decoder.push((token,))
+        if decoder.is_fresh:
+            string = json_string(text)
+            strings.append(string if text and len(string) <= MAX_READY_SIZE else None)
+        else:
+            strings.append(None)
+            decoder = tokenizer.decoder()
+    return tuple(strings)
 
 
 class OutputProcessor:
@@ -176,18 +224,31 @@ class OutputProcessor:
     so itself (a stop string, or tokens beyond the end): it must be told to stop.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: PreprocessedRequest) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request: PreprocessedRequest,
+        ready: Sequence[bytes | None] = (),
+    ) -> None:
         stop = request.stop_conditions
+        #: By id, of the first ones: see :func:`_ready_strings`.
+        self._ready = ready
         self._decoder = tokenizer.decoder()
+        #: As the decoder says it; kept here, since each token asks for it.
+        self._fresh = self._decoder.is_fresh
         self._scanner = StopScanner(stop.stop) if stop.stop else None
         self._hidden = frozenset(() if stop.ignore_eos else stop.stop_token_ids_hidden or ())
         self._min_tokens = stop.min_tokens or 0
         self._max_tokens = stop.max_tokens
+        # Tokens up to which none can end the answer, or be hidden, but by its own number.
+        self._plain_until = 0 if self._scanner else (stop.max_tokens or sys.maxsize) - 1
         # Set by the last token that the request allows. The engine usually says so too,
         # in the same item or the next, so the answer ends only then, or with a token more.
         self._full: OpenAIFinish | None = None
         self.prompt_tokens = len(request.token_ids)
         self.completion_tokens = 0
+        #: Tokens of the prompt that the engine had in its cache; None: it has not said.
+        self.cached_tokens: int | None = None
         self.finish_reason: OpenAIFinish | None = None
         self.ended_early = False
 
@@ -203,7 +264,15 @@ class OutputProcessor:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=self._details,
         )
+
+    @property
+    def _details(self) -> PromptTokensDetails | None:
+        if self.cached_tokens is None:
+            return None
+        # To a worker that took a request over, what was answered before is a part of the prompt.
+        return PromptTokensDetails(cached_tokens=min(self.cached_tokens, self.prompt_tokens))
 
     def push(self, item: LLMEngineOutput) -> str:
         """The text that this item completes.
@@ -211,10 +280,16 @@ class OutputProcessor:
         Raises:
             Unknown: the item's finish reason is "error".
         """
+        if item.completion_usage is not None:
+            self._note_cached(item.completion_usage)
         if item.text is None:
             return self.push_ids(item.token_ids, item.finish_reason)
         # An engine that sends text with its ids has the last word on the text.
         return self._push(item.token_ids, item.finish_reason, item.text)
+
+    def _note_cached(self, usage: CompletionUsage) -> None:
+        if usage.prompt_tokens_details is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
     def push_ids(self, ids: Sequence[int], finish: FinishReason | None = None) -> str:
         """The text that these new ids complete; ``finish``: the engine's word that it is over.
@@ -224,6 +299,23 @@ class OutputProcessor:
         """
         return self._push(ids, finish, None)
 
+    def ready(self, token: int) -> bytes | None:
+        """The next token as a JSON string, where that is known without a look at the others.
+
+        None: nothing has happened; :meth:`push_ids` must be asked.
+        """
+        if self.completion_tokens >= self._plain_until or token in self._hidden:
+            return None
+        if not self._fresh or token < 0:
+            return None
+        try:
+            text = self._ready[token]
+        except IndexError:  # of a token behind the table
+            return None
+        if text is not None:
+            self.completion_tokens += 1
+        return text
+
     def flush(self) -> str:
         """What was held back, when the stream has ended without a finish reason.
 
@@ -232,7 +324,7 @@ class OutputProcessor:
         """
         if self.finish_reason is not None:
             return ""
-        self.finish_reason = self._full
+        self.finish_reason, self._plain_until = self._full, 0
         return self._rest()
 
     def _push(self, ids: Sequence[int], finish: FinishReason | None, text: str | None) -> str:
@@ -246,7 +338,9 @@ class OutputProcessor:
 
     def _show(self, ids: Sequence[int]) -> str:
         if self._scanner is None:
-            return self._decoder.push(self._admit(ids))
+            text = self._decoder.push(self._admit(ids))
+            self._fresh = self._decoder.is_fresh
+            return text
         # One at a time, so that the token that completes a stop string is the last one.
         return "".join([self._scan(self._scanner, token) for token in ids])
 
@@ -285,7 +379,7 @@ class OutputProcessor:
             return False
         self.completion_tokens += 1
         if token in self._hidden and self.completion_tokens > self._min_tokens:
-            self._full = "stop"
+            self._full, self._plain_until = "stop", 0
             return False
         if self.completion_tokens == self._max_tokens:
             self._full = "length"
@@ -294,10 +388,12 @@ class OutputProcessor:
     def _end_early(self, reason: OpenAIFinish) -> None:
         if self.finish_reason is None:
             self.finish_reason, self.ended_early = reason, True
+            self._plain_until = 0
 
     def _end_told(self, reason: OpenAIFinish) -> None:
         # A stop string in the engine's last item counts; so does a limit that was reached.
         self.finish_reason = self.finish_reason or self._full or reason
+        self._plain_until = 0
         self.ended_early = False
 
     def _ended(self) -> bool:

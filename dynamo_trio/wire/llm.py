@@ -209,6 +209,26 @@ def output_reader(codec: Codec) -> Callable[[bytes], LLMEngineOutput]:
     return _output_readers[codec.name]
 
 
+def encode_token(codec: Codec, token_id: int) -> bytes:
+    """An item that holds one token and nothing else, as an engine's answer mostly does."""
+    before, after = _AROUND_TOKEN[codec.name]
+    return before + codec.encode(token_id) + after
+
+
+def size_of_token(codec: Codec, token_id: int) -> int:
+    """The bytes of :func:`encode_token`."""
+    return _TOKEN_ROOM[codec.name] + len(codec.encode(token_id))
+
+
+def _around(codec: Codec) -> tuple[bytes, bytes]:
+    before, _, after = codec.encode({"token_ids": [0]}).rpartition(codec.encode(0))
+    return before, after
+
+
+_AROUND_TOKEN = per_codec(_around)
+_TOKEN_ROOM = {name: len(before) + len(after) for name, (before, after) in _AROUND_TOKEN.items()}
+
+
 def _rounded(sampling: SamplingOptions) -> Iterator[tuple[str, float]]:
     for name in _SINGLE:
         value: float | None = getattr(sampling, name)

@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 
 def engine_limits(config: Config, close: float) -> Limits:
     """The limits of the engine's calls; ``close`` in seconds."""
-    return Limits(step=config.step_limit or math.inf, load=config.load_limit, close=close)
+    return Limits(
+        step=config.step_limit or math.inf,
+        load=config.load_limit,
+        check=_check_limit(config),
+        close=close,
+        close_failed=config.health_close_limit or math.inf,
+    )
+
+
+def _check_limit(config: Config) -> float:
+    """A check waits for the step that runs: who gives steps longer gives it to checks too."""
+    limit = config.health_limit or math.inf
+    if "step_limit" in config.sources and "health_limit" not in config.sources:
+        return max(limit, config.step_limit or math.inf)
+    return limit
 
 
 @attrs.frozen(eq=False)
@@ -90,6 +104,7 @@ def build_core(config: Config, model: Model) -> StepCore:
         context_tokens=model.context_tokens,
         itl_ms=config.itl_ms,
         prefill_ms=config.prefill_ms,
+        prefill_token_us=config.prefill_token_us,
         load_ms=config.load_ms,
         kv_blocks=config.kv_blocks,
         vocab_size=model.tokenizer.vocab_size,

@@ -4,10 +4,11 @@ The nest, from the outside in; each is left only when everything inside it has e
 
     services     the status server (its port answers /live to the very end), lifecycle.run()
       discovery    the store: kept alive, and left last of all that others can see
-        plane        the request plane
+        planes       the request planes
           runtime
             engine       loaded before anybody can find it, closed after the last request
-              endpoint     card and instance are registered, requests run
+              events       others can hear of its cache and load from before the first request on
+                endpoint     card and instance are registered, requests run
 
 A stop goes the other way round: the instance is withdrawn, the grace period is served out,
 the endpoint is closed and drained; then everything is left from the inside out.
@@ -17,16 +18,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from dynamo_trio import __version__
+from dynamo_trio.kv import publish_engine
 from dynamo_trio.program.entry import Body, Start
 from dynamo_trio.program.limits import worker_timetable
 from dynamo_trio.program.nest import Nest
+from dynamo_trio.program.stopping import tell_stop
 from dynamo_trio.wire.llm import PreprocessedRequest
+from dynamo_trio.worker.canary import canary_payload
 from dynamo_trio.worker.loading import load_engine
 from dynamo_trio.worker.model_path import find_model
 from dynamo_trio.worker.publish import read_card, read_model
@@ -80,6 +85,8 @@ class Program:
         return 0
 
     async def _inside(self, services: trio.Nursery) -> None:
+        tell = partial(tell_stop, color=not self.config.no_color)
+        services.start_soon(tell, self.lifecycle, self.start.terminal)
         await serve_status(self.status, services, self.config)
         path = await find_model(self.start, self._hurry)
         model = await read_model(self.config, path)
@@ -87,15 +94,22 @@ class Program:
             await self._serve(runtime, model)
 
     async def _serve(self, runtime: DistributedRuntime, model: Model) -> None:
+        payload = canary_payload(runtime.canary, model.tokenizer)
         async with trio.open_nursery() as nursery:
             engine = await load_engine(self.start, nursery, model)
             card = await read_card(
                 self.config, engine.info, model, runtime.instance_id, runtime.status_url
             )
             serving = runtime.endpoint(str(card.endpoint)).serving(
-                engine_handler(engine), request_type=PreprocessedRequest, card=card
+                engine_handler(engine),
+                request_type=PreprocessedRequest,
+                card=card,
+                health_check_payload=payload,
             )
-            async with serving:
+            telling = publish_engine(
+                runtime.endpoint(str(card.endpoint)), engine, kv_events=self.config.kv_events
+            )
+            async with telling, serving:
                 self._ready(model)
                 await self.lifecycle.wait_stopped()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from dynamo_trio.errors import ConfigError
 from dynamo_trio.models.card_builder import make_card
@@ -77,11 +77,24 @@ def _make_card(
             instance_id=instance_id,
             context_length=info.context_tokens,
             kv_cache_block_size=info.kv_block_tokens,
-            runtime_config=RuntimeConfig(
-                total_kv_blocks=info.kv_blocks_total, max_num_seqs=info.max_running
-            ),
+            runtime_config=runtime_config(info, kv_events=config.kv_events),
             base_url=base_url,
         )
+
+
+def runtime_config(info: CoreInfo, *, kv_events: bool = True) -> RuntimeConfig:
+    """What a card tells of an engine. ``kv_events``: what is in its cache is told, if it knows."""
+    tells = kv_events and info.kv_events
+    return RuntimeConfig(
+        total_kv_blocks=info.kv_blocks_total,
+        max_num_seqs=info.max_running,
+        max_num_batched_tokens=UNSET if info.step_tokens is None else info.step_tokens,
+        data_parallel_start_rank=0,
+        data_parallel_size=1,
+        # Dynamo's KV router listens if either is true; the second one says whom it may ask.
+        enable_local_indexer=tells,
+        kv_event_publishing_enabled=tells,
+    )
 
 
 def _offered(card: ModelCard, wanted: tuple[str, ...]) -> ModelCard:

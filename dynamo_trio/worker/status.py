@@ -1,42 +1,27 @@
-"""The status server of a worker: probes, metrics, the model's files, and engine routes.
+"""What a worker tells of itself: whether it lives, and whether it wants requests.
 
 ``/live`` asks only whether the event loop turns: 200 from the moment at which the port opens
 until the process ends. ``/health`` asks whether to send requests here: 503 while the engine
-loads and from the first instant of a stop. (In Dynamo 1.5.1 both are the same, and the port
-closes when a stop begins; bodies have its fields, and a stage besides.)
-
-It is plain ASGI, to be served by :func:`dynamo_trio.http.server.serve_http`.
+loads, while the process is drained, and from the first instant of a stop. (In Dynamo 1.5.1 both
+are the same, and the port closes when a stop begins; bodies have its fields, and a stage besides.)
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 import msgspec
 
-from dynamo_trio.errors import Cancelled, DynamoException, FileUnusable, InvalidArgument
-from dynamo_trio.http.limits import MIB, HttpLimits
-from dynamo_trio.http.respond import read_body, send_bytes, send_json
-from dynamo_trio.lifecycle import Lifecycle, Phase
+from dynamo_trio.lifecycle import DrainState, Lifecycle, Phase
 from dynamo_trio.worker.card_server import CardServer
 
 if TYPE_CHECKING:
-    from dynamo_trio.http.asgi import Receive, Scope, Send
+    from dynamo_trio.lifecycle import ReversibleDrain
     from dynamo_trio.runtime import DistributedRuntime, EngineRoute
 
-logger = logging.getLogger("dynamo_trio.worker")
-
 Stage = Literal["loading", "ready", "grace", "draining", "stopping", "drained"]
-
-METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-OCTETS = b"application/octet-stream"
-_ENGINE = "/engine/"
-_FILES = "/v1/metadata/"
-_READS = ("GET", "HEAD")
 
 _STAGES: dict[Phase, Stage] = {
     Phase.SERVING: "grace",  # a stop has been requested this very moment
@@ -44,6 +29,12 @@ _STAGES: dict[Phase, Stage] = {
     Phase.DRAINING: "draining",
     Phase.STOPPING: "stopping",
     Phase.STOPPED: "drained",
+}
+#: Of a process that does not stop, but was drained and not yet found again.
+_DRAIN_STAGES: dict[DrainState, Stage] = {
+    DrainState.DRAINING: "draining",
+    DrainState.DRAINED: "drained",
+    DrainState.RESUMING: "loading",
 }
 
 
@@ -72,12 +63,22 @@ class WorkerStatus:
         """For ``/health``."""
         if self.lifecycle.stopping:
             return _STAGES[self.lifecycle.phase]
+        if self.drain is not None and self.drain.state in _DRAIN_STAGES:
+            return _DRAIN_STAGES[self.drain.state]
         return "ready" if self.ready else "loading"
 
     @property
     def ready(self) -> bool:
         """Is an endpoint served that others could find? It may have left discovery since."""
-        return self.runtime is not None and self.runtime.was_found and bool(self.endpoints())
+        if self.runtime is None:
+            return False
+        served = self.runtime.was_found and bool(self.endpoints())
+        return served or self.runtime.declared_ready is True
+
+    @property
+    def drain(self) -> ReversibleDrain | None:
+        """What takes the process out of routing and back; None while it has no runtime."""
+        return None if self.runtime is None else self.runtime.drain
 
     def endpoints(self) -> dict[str, bool]:
         """Name of each endpoint -> does it want requests?"""
@@ -90,7 +91,8 @@ class WorkerStatus:
     def health(self) -> tuple[int, bytes]:
         """HTTP status and JSON body of ``/health``."""
         endpoints = self.endpoints()
-        ready = self.stage == "ready" and all(endpoints.values())
+        declared = self.runtime is None or self.runtime.declared_ready is not False
+        ready = self.stage == "ready" and declared and all(endpoints.values())
         return (200 if ready else 503), self._body("ready" if ready else "notready", endpoints)
 
     def live(self) -> bytes:
@@ -110,145 +112,3 @@ class WorkerStatus:
 
 def _word(ready: bool) -> str:
     return "ready" if ready else "notready"
-
-
-Handler = Callable[["Request"], Awaitable[None]]
-
-
-@attrs.frozen(eq=False)
-class Request:
-    """One HTTP request and the ways to answer it."""
-
-    scope: Scope
-    receive: Receive
-    send: Send
-    limits: HttpLimits
-
-    async def json(self, status: int, body: bytes, *, allow: bytes = b"") -> None:
-        """Answer with a whole JSON body."""
-        headers = [(b"allow", allow)] if allow else []
-        await send_json(self.scope, self.send, status, body, headers, limits=self.limits)
-
-    async def fail(self, status: int, error: str, message: str, *, allow: bytes = b"") -> None:
-        """Answer with an error, in the form that Dynamo's engine routes give it."""
-        body = msgspec.json.encode({"error": error, "message": message})
-        await self.json(status, body, allow=allow)
-
-    async def bytes(self, body: bytes, content_type: bytes) -> None:
-        """Answer 200 with a whole body."""
-        await send_bytes(self.scope, self.send, 200, body, content_type, limits=self.limits)
-
-
-@attrs.frozen(eq=False)
-class StatusApp:
-    """The ASGI application of one worker's status server."""
-
-    status: WorkerStatus
-    health_path: str = "/health"  # DYN_SYSTEM_HEALTH_PATH
-    live_path: str = "/live"  # DYN_SYSTEM_LIVE_PATH
-    #: Also bounds the body that an engine route takes.
-    limits: HttpLimits = attrs.field(factory=lambda: HttpLimits(body_bytes=16 * MIB))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        elif scope["type"] == "http":
-            await self._answer(Request(scope, receive, send, self.limits))
-
-    async def _answer(self, request: Request) -> None:
-        path, method = request.scope["path"], request.scope["method"]
-        try:
-            if path.startswith(_ENGINE) and path != _ENGINE:
-                await self._engine(request, path.removeprefix(_ENGINE))
-            elif (handler := self._find(path)) is None:
-                await request.fail(404, "Route not found", f"Route {path[:200]} not found")
-            elif method not in _READS:
-                message = f"{path[:200]} takes GET, not {method}"
-                await request.fail(405, "Method not allowed", message, allow=b"GET, HEAD")
-            else:
-                await handler(request)
-        except Cancelled:
-            return  # the client has left
-        except Exception:
-            logger.exception("%s %s failed", method, path)
-            await request.fail(500, "Internal error", "the status server failed")
-
-    def _find(self, path: str) -> Handler | None:
-        if path.startswith(_FILES):
-            return self._file
-        handlers = {
-            "/metrics": self._metrics,
-            "/metadata": self._metadata,
-            # Last: a path that an operator has chosen wins.
-            self.health_path: self._health,
-            self.live_path: self._live,
-        }
-        return handlers.get(path)
-
-    async def _health(self, request: Request) -> None:
-        await request.json(*self.status.health())
-
-    async def _live(self, request: Request) -> None:
-        await request.json(200, self.status.live())
-
-    async def _metrics(self, request: Request) -> None:
-        runtime = self.status.runtime
-        text = b"" if runtime is None else runtime.metrics.exposition()
-        await request.bytes(text, METRICS_TYPE)
-
-    async def _metadata(self, request: Request) -> None:
-        """Dynamo's, for discovery by Kubernetes."""
-        await request.fail(404, "Not found", "Discovery metadata not available")
-
-    async def _file(self, request: Request) -> None:
-        path = self.status.cards.find(request.scope["path"])
-        if path is None:
-            await request.fail(404, "Not found", "this is no file of a model card")
-            return
-        try:
-            async with self.status.cards.content(path) as content:
-                await request.bytes(content, OCTETS)
-        except FileUnusable as exc:
-            logger.error("a frontend wants a file of our card: %s", exc)
-            await request.fail(404, "Not found", "the file cannot be read any more")
-
-    async def _engine(self, request: Request, name: str) -> None:
-        callback = self.status.engine_route(name)
-        if callback is None:
-            message = f"Route {_ENGINE}{name[:200]} not found"
-            await request.fail(404, "Route not found", message)
-            return
-        try:
-            body = _object(await read_body(request.scope, request.receive, self.limits))
-        except Cancelled:
-            raise
-        except DynamoException as exc:
-            error = "Invalid JSON" if exc.status == 400 else "Bad request"
-            await request.fail(exc.status, error, exc.message)
-            return
-        try:
-            answer = msgspec.json.encode(await callback(body))
-        except Exception as exc:
-            logger.exception("the engine route %s failed", name)
-            # The callback is the operator's, and so is whoever asks: the reason is no secret.
-            message = f"Python callback failed: {type(exc).__name__}: {exc}"
-            await request.fail(500, "Handler error", message)
-            return
-        await request.json(200, answer)
-
-
-def _object(body: bytes) -> dict[str, object]:
-    """The request of an engine route; an empty body is an empty object.
-
-    Raises:
-        InvalidArgument: it is no JSON object.
-    """
-    if not body:
-        return {}
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(str(exc)) from exc
-    if not isinstance(value, dict):
-        raise InvalidArgument("the body must be a JSON object")
-    return value

@@ -8,9 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dynamo_trio.http.server import open_listeners, serve_http
-from dynamo_trio.plane.tcp.hosts import listening_host
+from dynamo_trio.plane.net.hosts import listening_host
 from dynamo_trio.program.runtime import open_configured_runtime
-from dynamo_trio.worker.status import StatusApp
+from dynamo_trio.worker.callers import is_loopback
+from dynamo_trio.worker.drain_api import DrainApi
+from dynamo_trio.worker.status_app import LIMITS, StatusApp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,10 +37,19 @@ async def serve_status(status: WorkerStatus, services: trio.Nursery, config: Con
     host, told = listening_host(config.system_host, "DYN_SYSTEM_HOST")
     listeners = await open_listeners(host, config.system_port, setting="system")
     port = listeners[0].socket.getsockname()[1]
-    app = StatusApp(status, config.system_health_path, config.system_live_path)
+    is_local = all(is_loopback(one.socket.getsockname()[0]) for one in listeners)
+    drain = DrainApi(
+        status,
+        config.drain_api,
+        is_local,
+        config.system_host,
+        # Whoever else asks must find room, however few descriptors there are.
+        max(1, LIMITS.connection_cap() // 4),
+    )
+    app = StatusApp(status, config.system_health_path, config.system_live_path, drain=drain)
     serve = partial(serve_http, app, listeners, limits=app.limits)
-    server = await services.start(status.lifecycle.supervise, serve)
-    status.lifecycle.on_abort(partial(server.abort_all, "the process stops"))
+    # No stop aborts its connections: it answers to the end of ``services``.
+    await services.start(status.lifecycle.supervise, serve)
     logger.info("status server on %s", _authority(host, port))
     status.url = f"http://{_authority(told, port)}"
 

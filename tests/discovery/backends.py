@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from dynamo_trio.discovery import (
     Discovery,
     EndpointId,
+    EventChannel,
+    EventSource,
     FileSettings,
     Instance,
     MemoryDiscovery,
@@ -86,3 +88,13 @@ def card(number: int, name: str = "smol") -> ModelCard:
         migration_limit=3,
         card_json=content,
     )
+
+
+def channel(number: int, port: int = 5555) -> EventChannel:
+    return EventChannel(GENERATE, "kv-events", number, f"tcp://127.0.0.1:{port}")
+
+
+def source(number: int, port: int = 9000) -> EventSource:
+    endpoint = EndpointId("dynamo", "backend", f"worker_kv_query_source_{number:x}")
+    recovery = instance(77, port, endpoint)
+    return EventSource(GENERATE, "kv-events", number, 77, dp_rank=2, recovery=recovery)

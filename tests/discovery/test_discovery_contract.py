@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from dynamo_trio.discovery import Discovery, EndpointId, Instance, ModelCard, Put, Removed, Watch
+from dynamo_trio.discovery import (
+    Discovery,
+    EndpointId,
+    EventChannel,
+    EventSource,
+    Instance,
+    ModelCard,
+    Put,
+    Removed,
+    Watch,
+)
 from dynamo_trio.errors import InvalidArgument
-from tests.discovery.backends import BACKENDS, GENERATE, Pair, card, instance
+from tests.discovery.backends import BACKENDS, GENERATE, Pair, card, channel, instance, source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +48,7 @@ async def other(pair: Pair) -> Discovery:
     return pair[1]
 
 
-async def next_change(watch: Watch[Instance]) -> Change[Instance]:
+async def next_change(watch: Watch[Any]) -> Change[Any]:
     with trio.fail_after(SOON):
         return await watch.next_change()
 
@@ -102,6 +112,43 @@ async def test_a_watch_sees_only_its_own_kind(discovery: Discovery) -> None:
         await discovery.register(card(1))
         with trio.fail_after(SOON):
             assert await watch.next_change() == Put(card(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (EventChannel, channel(2**53 - 1), channel(2**53 - 1, 5556)),
+        (EventSource, source(2**53 - 1), source(2**53 - 1, 9001)),
+    ],
+)
+async def test_where_events_are_is_told_as_instances_are(
+    discovery: Discovery, other: Discovery, kind: Any, before: Any, after: Any
+) -> None:
+    await discovery.register(before)
+    async with other.watch(kind) as watch:
+        assert dict(watch.snapshot) == {before.key: before}
+        await discovery.register(instance(1))
+        await discovery.register(after)
+        assert await next_change(watch) == Put(after)
+        await discovery.unregister(after)
+        assert await next_change(watch) == Removed(after)
+
+
+async def test_topics_and_publishers_are_apart(discovery: Discovery, other: Discovery) -> None:
+    """Names of topics may hold what would cut a key into pieces."""
+    records = [
+        EventChannel(GENERATE, topic, publisher, "tcp://127.0.0.1:1")
+        for topic in ("kv-events", "kv_events", "a/b%2F.ü")
+        for publisher in (1, 2)
+    ]
+    for record in records:
+        await discovery.register(record)
+    async with other.watch(EventChannel) as watch:
+        found = list(watch.snapshot.values())
+        with trio.fail_after(SOON):
+            while len(found) < len(records):
+                found.append((await watch.next_change()).record)
+    assert set(found) == set(records)
 
 
 async def test_withdrawing_what_is_not_there_is_not_an_error(discovery: Discovery) -> None:

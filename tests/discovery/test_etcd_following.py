@@ -275,7 +275,7 @@ async def test_a_put_that_meets_a_lost_lease_hurries_the_keeper(autojump_clock: 
     ids=["deleted", "on another lease", "overwritten on our own"],
 )
 async def test_what_a_stranger_did_to_a_key_is_told_within_a_pulse(
-    autojump_clock: MockClock, found: dict[str, int]
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, found: dict[str, int]
 ) -> None:
     fake = quiet_etcd()
     async with open_etcd_store(SETTINGS, fake) as store:
@@ -284,6 +284,7 @@ async def test_what_a_stranger_did_to_a_key_is_told_within_a_pulse(
         fake.answers[TXN] = transacts(**found)
         assert await store.wait_lost() == {AT}
         assert trio.current_time() <= 20.0 + SETTINGS.pulse + 0.1
+    assert "no longer in etcd as we wrote them" in caplog.text
 
 
 async def test_a_write_whose_answer_is_on_its_way_is_no_strangers(

@@ -256,7 +256,8 @@ async def test_a_place_that_is_no_directory_is_unavailable(
         with pytest.raises(StoreUnavailable):
             async with store.watch("v1/instances"):
                 pytest.fail("there is nothing to watch")
-        await store.delete(KEY)
+        with pytest.raises(StoreUnavailable):
+            await store.delete(KEY)
     with pytest.raises(FileUnusable, match=r"^DYN_FILE_KV=.*v1/below cannot be used"):
         async with open_file_discovery(FileSettings(tmp_path / "v1" / "below")):
             pytest.fail("there is nothing to open")
@@ -274,8 +275,35 @@ async def test_withdrawing_is_prompt_if_the_directory_is_gone(
         began = trio.current_time()
         await discovery.unregister(instance(1))
         await discovery.unregister(card(1))
+        assert not discovery.has_withdrawn
     assert trio.current_time() == began
     assert not root.exists()
+
+
+@pytest.mark.parametrize("in_its_place", [False, True], ids=["nothing", "a file"])
+async def test_a_record_that_went_with_its_folder_is_withdrawn_when_that_is_back(
+    tmp_path: Path, autojump_clock: MockClock, in_its_place: bool
+) -> None:
+    """Its readers, too, believe in it until then."""
+    root, away = tmp_path / "store", tmp_path / "away"
+    async with discovery_in(root) as discovery, discovery_in(root) as reader:
+        await discovery.register(instance(1))
+        async with reader.watch(Instance) as watch:
+            root.rename(away)
+            if in_its_place:
+                root.touch()
+            await discovery.unregister(instance(1))
+            with pytest.raises(StoreUnavailable, match="may still stand in the discovery store"):
+                await discovery.wait_withdrawn()
+            with trio.move_on_after(60):
+                await watch.next_change()
+                pytest.fail("nobody can know that it has left")
+            assert not discovery.has_withdrawn
+            if in_its_place:
+                root.unlink()
+            away.rename(root)
+            assert await watch.next_change() == Removed(instance(1))
+            assert discovery.has_withdrawn
 
 
 async def test_a_write_that_was_given_up_leaves_nothing(

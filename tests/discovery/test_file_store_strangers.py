@@ -83,7 +83,9 @@ async def test_a_record_that_a_stranger_overwrote_is_put_back(
         await trio.sleep(3 * TTL)
         assert age(path) < TTL / 2
     assert len(messages(caplog, "is our record no more")) == 2
-    assert messages(caplog, "v1/instances/")[1].endswith("it is published again in 6 s")
+    assert messages(caplog, "v1/instances/")[1].endswith(
+        "unless it is withdrawn, it is published again in 6 s"
+    )
     assert messages(caplog, "v1/mdc/")[1].endswith("it is published again at once")
     assert len(messages(caplog, "is published again")) == 4
 

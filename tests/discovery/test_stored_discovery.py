@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from dynamo_trio.discovery import EndpointId, Instance, ModelCard, Put, Removed
+from dynamo_trio.discovery import (
+    EndpointId,
+    EventChannel,
+    EventSource,
+    Instance,
+    ModelCard,
+    Put,
+    Record,
+    Removed,
+)
 from dynamo_trio.discovery.backoff import LONGEST, TELL_EVERY
 from dynamo_trio.discovery.spelling import read, spell, store_key
 from dynamo_trio.discovery.store import StoreKey
 from dynamo_trio.discovery.stored import QUIET, StoredDiscovery, open_stored_discovery
-from dynamo_trio.errors import InvalidArgument, RemoteProtocolError
+from dynamo_trio.errors import InvalidArgument, RemoteProtocolError, StoreUnavailable
 from dynamo_trio.wire.dynamo.codec import JSON
-from tests.discovery.backends import GENERATE, card, instance
+from dynamo_trio.wire.dynamo.keys import key_of_file
+from tests.discovery.backends import GENERATE, card, channel, instance, source
 from tests.discovery.fake_store import FakeStore
 from tests.wire.dynamo.wire_vectors import compact, vector
 
@@ -84,8 +95,80 @@ def test_dynamos_card_is_read_and_written_as_it_was() -> None:
     assert json.loads(spell(found)) == value
 
 
-@pytest.mark.parametrize("record", [instance(255), card(255)])
-def test_what_is_published_is_read_back_the_same(record: Instance | ModelCard) -> None:
+@pytest.mark.parametrize("name", ["33_event_channel_kv_events", "33_event_channel_kv_metrics"])
+def test_dynamos_event_channels_are_read_and_written(name: str) -> None:
+    spelled = vector(name)
+    key = key_of_file(spelled["file_name"])
+    value = spelled["value"]
+    found = read(EventChannel, key, compact(value))
+    address = value["transport"]["config"]["endpoint"]
+    assert found == EventChannel(GENERATE, value["topic"], value["instance_id"], address)
+    assert store_key(found) == StoreKey("v1/event_channels", key)
+    assert spell(found) == compact(value)
+
+
+def test_dynamos_event_source_is_read_and_written() -> None:
+    spelled = vector("34_event_source")
+    key = key_of_file(spelled["file_name"])
+    value = spelled["value"]
+    found = read(EventSource, key, compact(value))
+    assert found is not None
+    target = value["metadata"]["recovery_target"]
+    query = EndpointId("dynamo", "backend", target["endpoint"])
+    recovery = Instance(query, target["instance_id"], target["transport"])
+    worker = value["metadata"]["worker"]["worker_id"]
+    assert found == EventSource(
+        GENERATE, "kv-events", value["publisher_id"], worker, recovery=recovery
+    )
+    assert store_key(found) == StoreKey("v1/event_sources", key)
+    del target["device_type"]
+    assert spell(found) == compact(value)
+
+
+def test_a_source_may_say_where_it_is_asked_over_mux() -> None:
+    address = "127.0.0.1:9001/4d/q"
+    recovery = attrs.evolve(instance(77), transports={"mux": address})
+    record = attrs.evolve(source(1), recovery=recovery)
+    assert read(EventSource, record.key, spell(record)) == record
+
+
+CHANNEL = channel(5)
+ZMQ = b'"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:5555"}'
+BROKER = b'"kind":"ZmqBroker","config":{"xsub_endpoints":["tcp://h:1"],"xpub_endpoints":[]}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (EventChannel, "namespace/dynamo/topic/kv-events/5", b"whatever"),
+        (EventSource, "namespace/dynamo/component/backend/topic/kv-events/5", b"whatever"),
+        (EventChannel, CHANNEL.key, spell(CHANNEL).replace(ZMQ, BROKER)),
+        (EventSource, source(5).key, JSON.encode({**json.loads(spell(source(5))), "metadata": {}})),
+    ],
+    ids=["a namespace's", "a component's", "another transport", "another kind of source"],
+)
+def test_events_of_other_kinds_are_left_alone(kind: Any, key: str, value: bytes) -> None:
+    assert read(kind, key, value) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (EventChannel, "what/is/this", spell(CHANNEL)),
+        (EventChannel, CHANNEL.key, spell(channel(6))),
+        (EventChannel, CHANNEL.key, spell(CHANNEL).replace(ZMQ, b'"kind":"Zmq","config":{}')),
+        (EventChannel, CHANNEL.key, spell(CHANNEL).replace(b'"endpoint"', b'"planet"')),
+        (EventSource, source(5).key, spell(source(6))),
+        (EventSource, source(5).key, spell(source(5)).replace(b"127.0.0.1:9000", b"nowhere")),
+    ],
+)
+def test_unreadable_records_of_events(kind: Any, key: str, value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        read(kind, key, value)
+
+
+@pytest.mark.parametrize("record", [instance(255), card(255), channel(255), source(255)])
+def test_what_is_published_is_read_back_the_same(record: Record) -> None:
     kind: type = type(record)
     assert read(kind, record.key, spell(record)) == record
 
@@ -220,12 +303,13 @@ async def test_a_lost_instance_is_put_back_after_the_quiet_time(
     assert [time for time, _ in store.log] == [0, 100 + QUIET]
 
 
-async def test_a_lost_card_is_put_back_at_once(
-    discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock
+@pytest.mark.parametrize("record", [card(1), channel(1), source(1)], ids=lambda r: type(r).__name__)
+async def test_what_is_no_instance_is_put_back_at_once(
+    discovery: StoredDiscovery, store: FakeStore, record: Record, autojump_clock: MockClock
 ) -> None:
-    await discovery.register(card(1))
+    await discovery.register(record)
     await trio.sleep(100)
-    store.lose(store_key(card(1)))
+    store.lose(store_key(record))
     await trio.sleep(0.01)
     assert [time for time, _ in store.log] == [0, 100]
 
@@ -328,6 +412,58 @@ async def test_unregistering_does_not_wait_for_the_store_but_is_made_up_for(
     store.away = False
     await trio.sleep(LONGEST)
     assert not store.values
+
+
+async def test_whoever_must_know_is_told_what_was_not_withdrawn(
+    discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock
+) -> None:
+    await discovery.wait_withdrawn()  # nothing was to be
+    for number in (1, 2):
+        await discovery.register(instance(number))
+    await discovery.register(card(1))
+    await discovery.wait_withdrawn()
+    store.away = True
+    for number in (1, 2):
+        await discovery.unregister(instance(number))
+    await trio.sleep(60)
+    with pytest.raises(
+        StoreUnavailable, match=r"v1/instances/\S+/1 may .*nobody answers \(and 1 m"
+    ):
+        await discovery.wait_withdrawn()
+    assert trio.current_time() == 60
+    assert not discovery.has_withdrawn
+    store.away = False
+    await trio.sleep(LONGEST)
+    await discovery.wait_withdrawn()
+    assert store.values.keys() == {store_key(card(1))}
+
+
+async def test_a_withdrawal_that_somebody_left_is_waited_for(
+    discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock
+) -> None:
+    await discovery.register(instance(1))
+    store.slow = 3.0
+    with trio.move_on_after(0.5):
+        await discovery.unregister(instance(1))
+    await discovery.wait_withdrawn()
+    assert trio.current_time() == 3.0
+    assert not store.values
+
+
+async def test_what_is_wanted_again_is_no_withdrawal_to_wait_for(
+    discovery: StoredDiscovery, store: FakeStore, autojump_clock: MockClock
+) -> None:
+    await discovery.register(instance(1))
+    store.slow = 3.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(discovery.unregister, instance(1))
+        await trio.sleep(1.0)
+        nursery.start_soon(discovery.wait_withdrawn)
+        await trio.sleep(1.0)
+        nursery.start_soon(discovery.register, instance(1))
+        await trio.lowlevel.checkpoint()
+        await discovery.wait_withdrawn()
+        assert trio.current_time() == 2.0
 
 
 @pytest.mark.parametrize("slow", [0.0, 60.0], ids=["refuses", "hangs"])

@@ -31,7 +31,7 @@ from dynamo_trio.errors import DynamoException, EngineDead, EngineHung, LoadErro
 from dynamo_trio.testing.cores import WatchedCore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 SHORT = Limits(step=0.1, load=0.1, close=0.1, interrupt=0.1)
 
@@ -160,20 +160,59 @@ async def test_a_hang_is_noticed_at_the_deadline_and_the_core_is_never_closed(
     await engine.drain()
 
 
-async def test_a_stall_ends_with_the_interrupt_and_its_result_is_taken(
+async def test_a_stall_ends_with_the_interrupt_and_comes_too_late(
     autojump_clock: MockClock,
 ) -> None:
     reader = Reader("a")
     with sim(Fault.STALL, virtual=True) as core:
         begin = trio.current_time()
-        with pytest.RaisesGroup(pytest.RaisesGroup(EngineHung)):
+        with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(EngineHung, match="30 s"))):
             async with outliving(core, reader) as engine:
                 await trio.sleep_forever()
         assert trio.current_time() - begin == pytest.approx(30)
-        assert core.closes == 1
+        assert (core.steps, core.interrupts, core.closes) == (1, 1, 1)
     assert engine.state is State.HUNG
-    assert reader.tokens == 1
+    assert reader.tokens == 0
     assert type(reader.error) is EngineHung
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.STALL])
+async def test_everybody_is_told_at_the_limit_and_the_core_then(
+    fault: Fault, autojump_clock: MockClock
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(who: str) -> None:
+        told.append((who, round(trio.current_time() - begin), core.interrupts))
+
+    with sim(fault, virtual=True) as core:
+        begin = trio.current_time()
+        with pytest.RaisesGroup(pytest.RaisesExc(EngineHung, match="a step took longer than 30 s")):
+            async with open_engine(
+                core, host=InlineHost(), on_failed=lambda _: tell("holder")
+            ) as engine:
+                with engine.attach(request(), lambda _: tell("stream")):
+                    await trio.sleep_forever()
+    assert told == [("holder", 30, 0), ("stream", 30, 0)]
+
+
+async def test_what_a_step_raises_too_late_is_logged_and_no_second_failure(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(SimCore):
+        def step(self) -> list[Delta]:
+            super().step()
+            raise RuntimeError("odd")
+
+    told: list[Exception] = []
+    slow = WatchedCore(Slow(SimSettings(virtual=True), faults=[Fault.STALL]))
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineHung, match="longer than 30 s")):
+        async with open_engine(slow, host=InlineHost(), on_failed=told.append) as engine:
+            with engine.attach(request(), lambda _: None):
+                await trio.sleep_forever()
+    assert [type(failure) for failure in told] == [EngineHung]
+    assert "the engine died of RuntimeError" in caplog.text
+    assert slow.closes == 1
 
 
 def test_after_a_freeze_the_step_gets_its_limit_again() -> None:
@@ -362,6 +401,70 @@ async def test_a_close_that_raises_is_a_dead_engine() -> None:
 
     with pytest.raises(EngineDead, match="while it was closed"):
         async with open_engine(Odd(), host=InlineHost()):
+            pass
+
+
+# --- an engine that wants to end the process ------------------------------------------
+
+
+class Leaver(SimCore):
+    """Ends its thread with something that is no ``Exception``, in the calls that are named."""
+
+    def __init__(self, exit: BaseException, *calls: str) -> None:
+        super().__init__()
+        self._exit, self._calls = exit, calls
+
+    def _leave(self, call: str) -> None:
+        if call in self._calls:
+            raise self._exit
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        self._leave("load")
+
+    def step(self) -> list[Delta]:
+        self._leave("step")
+        return super().step()
+
+    def check_health(self) -> None:
+        self._leave("check_health")
+
+    def close(self) -> None:
+        self._leave("close")
+        super().close()
+
+
+exits = pytest.mark.parametrize("exit", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+
+
+@exits
+@pytest.mark.parametrize("call", ["step", "check_health"])
+async def test_an_exit_in_a_call_is_a_dead_engine(exit: BaseException, call: str) -> None:
+    told: list[Exception] = []
+    heard: list[Delta] = []
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(EngineDead, match=type(exit).__name__, check=lambda e: e.__cause__ is exit)
+    ):
+        async with open_engine(Leaver(exit, call), on_failed=told.append) as engine:
+            with engine.attach(request(), heard.append):
+                if call == "check_health":
+                    with pytest.raises(EngineDead):
+                        await engine.check()
+                await trio.sleep_forever()
+    assert [type(failure) for failure in told] == [EngineDead]
+    assert type(heard[-1].error) is EngineDead
+
+
+@exits
+async def test_an_exit_while_loading_is_a_load_error(exit: BaseException) -> None:
+    with pytest.raises(LoadError, match=type(exit).__name__):
+        async with open_engine(Leaver(exit, "load")):
+            pytest.fail("it cannot load")
+
+
+@exits
+async def test_an_exit_while_closing_is_a_dead_engine(exit: BaseException) -> None:
+    with pytest.raises(EngineDead, match="while it was closed"):
+        async with open_engine(Leaver(exit, "close")):
             pass
 
 

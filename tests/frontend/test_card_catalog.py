@@ -304,6 +304,7 @@ async def test_the_loader_makes_a_preprocessor_of_a_published_card(tmp_path: Pat
     folder = make_model_folder(tmp_path / "model", context_length=4096)
     card = make_card(folder, name="tiny", endpoint=GENERATE, instance_id=7)
     preprocessor = await card_loader(tmp_path / "cache")(card)
+    assert isinstance(preprocessor, Preprocessor)
     assert (preprocessor.context_length, preprocessor.model) == (4096, "tiny")
     assert preprocessor.tokenizer.decode([4, 5]) != ""
 
@@ -370,6 +371,7 @@ async def test_a_tokenizer_that_panics_is_an_error_and_no_crash(
 
 async def test_a_card_without_files_is_the_built_in_tokenizers(tmp_path: Path) -> None:
     preprocessor = await card_loader(tmp_path)(ModelCard("m", GENERATE, 1, context_length=10))
+    assert isinstance(preprocessor, Preprocessor)
     assert isinstance(preprocessor.tokenizer, ByteTokenizer)
     with pytest.raises(LoadError, match="neither the card nor"):
         await card_loader(tmp_path)(ModelCard("m", GENERATE, 1))

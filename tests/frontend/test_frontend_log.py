@@ -105,8 +105,8 @@ async def test_what_a_client_did_wrong_is_counted_and_told_to_those_who_look_for
             assert (await ask("POST", CHAT, chat(model=f"m{number}", stream=True))).status == 404
         assert (await ask("GET", "/v1/nowhere")).status == 404
         assert counted(site) == {
-            ("unknown", "unary", "error", "validation"): 3,
-            ("unknown", "stream", "error", "not_found"): 3,
+            ("unknown_model", "unary", "error", "validation"): 3,
+            ("unknown_model", "stream", "error", "not_found"): 3,
         }
     told = lines(caplog, logging.DEBUG)
     assert [line.partition(": ")[0] for line in told] == [
@@ -144,7 +144,7 @@ async def test_what_a_stop_refuses_is_counted_and_no_warning(
         await trio.sleep(0.5)
         site.lifecycle.request_stop("SIGTERM")
         assert (await site.client.ask("POST", CHAT, chat())).status == 503
-        assert counted(site) == {("unknown", "unary", "error", "unavailable"): 1}
+        assert counted(site) == {("unknown_model", "unary", "error", "unavailable"): 1}
         await running.done.wait()
         await site.stopped()
     assert f"refused POST {CHAT}: draining: " in caplog.text

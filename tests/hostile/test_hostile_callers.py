@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dynamo_trio.errors import CannotConnect, ConnectionTimeout, DynamoException
 from dynamo_trio.plane.tcp import TcpSettings
-from dynamo_trio.plane.tcp.answer import Answer
+from dynamo_trio.plane.tcp.incoming import IncomingCall
 from dynamo_trio.plane.tcp.pipeline import Pipeline
 from dynamo_trio.plane.tcp.streams import StreamTable
 from dynamo_trio.wire.dynamo import two_part
@@ -60,7 +60,7 @@ class Home:
     async def call(self, *said: bytes, every: float = 0.0) -> None:
         """One caller that says all this, and leaves."""
         theirs, ours = trio.testing.memory_stream_pair()
-        answer = Answer(ours, LIMIT, peer="1.2.3.4:5")
+        answer = IncomingCall(ours, LIMIT, peer="1.2.3.4:5")
 
         async def serve() -> None:
             await answer.run(self.table, 10.0)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo_trio.plane.tcp import TcpSettings
-from dynamo_trio.plane.tcp.server_side import TcpServerSide
+from dynamo_trio.plane.tcp.server_side import Served, TcpServerSide
 from dynamo_trio.plane.tcp.worker_connection import WorkerConnection
 from dynamo_trio.wire.dynamo.ack import ACCEPTED
 from dynamo_trio.wire.dynamo.addresses import HostPort
@@ -196,7 +196,7 @@ class Side:
 async def open_side(nursery: trio.Nursery) -> Side:
     side = TcpServerSide(TcpSettings(rpc_host="127.0.0.1"), nursery)
     endpoint = FakeEndpoint()
-    side._acceptors[PATH] = endpoint
+    side._served[PATH] = Served(endpoint)
     return Side(side, endpoint)
 
 

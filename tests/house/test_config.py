@@ -145,8 +145,16 @@ def test_any_text_for_a_number_is_a_number_in_range_or_a_config_error(name: str,
         message = str(error)
     if message is None:
         assert_finite_and_in_range(option, getattr(config, name))
-    else:
-        assert message == f"{option.env}={shown!r}: must be {option.rule.text}"
+    elif message != f"{option.env}={shown!r}: must be {option.rule.text}":
+        assert name == "http_body_total_mb"
+        assert message.startswith(f"{option.env}={int(text)}: must be at least DYN_HTTP_BODY_LIMIT")
+
+
+def test_the_room_for_all_bodies_is_room_for_one() -> None:
+    assert load(DYN_HTTP_BODY_LIMIT_MB="2000").body_total == 2000 * 2**20
+    assert load(DYN_HTTP_BODY_LIMIT_MB="2").body_total == 1024 * 2**20
+    wrong = problem_of("--http-body-total-mb=7", DYN_HTTP_BODY_LIMIT_MB="8")
+    assert wrong.startswith("--http-body-total-mb=7: must be at least DYN_HTTP_BODY_LIMIT_MB (8)")
 
 
 @pytest.mark.parametrize("name", NUMERIC)
@@ -310,6 +318,19 @@ def test_dynamos_names_for_discovery_and_planes() -> None:
     assert load(TMPDIR="/t").file_kv == Path("/t/dynamo_store_kv")
 
 
+def test_the_plane_of_our_own_is_chosen_beside_dynamos() -> None:
+    config = load(DYN_REQUEST_PLANE="tcp")
+    assert (config.mux, config.mux_port, config.heartbeat) == ("auto", 0, 1.0)
+    config = load("--mux", "only", "--mux-port", "7", DYN_TRIO_HEARTBEAT_SECS="0.5")
+    assert (config.mux, config.mux_port, config.heartbeat) == ("only", 7, 0.5)
+    assert load(DYN_TRIO_MUX="OFF", DYN_TRIO_MUX_PORT="9").mux == "off"
+    assert "must be one of auto, off, only" in problem_of(DYN_TRIO_MUX="tcp")
+    for bad in ("0", "-1", "nan", "inf", ""):
+        assert "must be a number of seconds from 0.05 to " in problem_of(
+            DYN_TRIO_HEARTBEAT_SECS=bad
+        )
+
+
 def test_etcd_has_several_endpoints() -> None:
     config = load(ETCD_ENDPOINTS="http://a:2379, https://b,c:1/,[::1]:2379")
     expected = ("http://a:2379", "https://b", "http://c:1", "http://[::1]:2379")
@@ -404,8 +425,8 @@ def test_a_migration_limit_has_no_effect_yet_and_says_so() -> None:
 
 def test_what_dynamo_obeys_and_is_not_there_yet_is_a_warning() -> None:
     environ = {
-        "DYN_HEALTH_CHECK_ENABLED": "true",
-        "DYN_METRICS_PREFIX": "mine",
+        "DYN_STABLE_ROUTING_ID": "true",
+        "DYN_NAMESPACE_PREFIX": "mine",
         "DYN_ROUTER_TEMPERATURE": "0.5",
         "DYN_ROUTER_MODE": "random",
         "DYN_KSERVE_GRPC_SERVER": "false",
@@ -417,13 +438,13 @@ def test_what_dynamo_obeys_and_is_not_there_yet_is_a_warning() -> None:
             warning.partition(": not there yet; it is ignored")[0] for warning in config.warnings
         ]
 
-    assert told(FRONTEND) == ["DYN_METRICS_PREFIX", "DYN_ROUTER_TEMPERATURE"]
-    assert told(WORKER) == told(LIBRARY) == ["DYN_HEALTH_CHECK_ENABLED"]
+    assert told(FRONTEND) == ["DYN_NAMESPACE_PREFIX", "DYN_ROUTER_TEMPERATURE"]
+    assert told(WORKER) == told(LIBRARY) == ["DYN_STABLE_ROUTING_ID"]
 
 
 @pytest.mark.parametrize(
     "flag",
-    ["--metrics-prefix", "--namespace-prefix", "--kv-cache-block-size", "--router-temperature"],
+    ["--namespace-prefix", "--kv-cache-block-size", "--router-temperature"],
 )
 def test_a_flag_that_is_not_there_yet_is_one_problem(flag: str) -> None:
     assert problem_of(flag, "5") == f"{flag}: not there yet"

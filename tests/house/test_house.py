@@ -131,6 +131,23 @@ def test_test_files_have_names_of_their_own() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def fixtures_used_by_mark(path: Path) -> set[str]:
+    return {
+        argument.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "usefixtures"
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def test_a_virtual_clock_is_an_argument() -> None:
+    """pytest-trio runs a test in the time of a clock that it is given, and of no other."""
+    clocks = {"autojump_clock", "mock_clock"}
+    assert [path.name for path in TESTS if clocks & fixtures_used_by_mark(path)] == []
+
+
 # --- text ----------------------------------------------------------------------------------------
 
 _IGNORE = re.compile(r"#\s*(noqa|type:\s*ignore)[^#\n]*(#[^\n]*)?")
@@ -177,7 +194,7 @@ def test_the_readme_starts_with_the_two_commands_that_ci_runs() -> None:
             "python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[llama]'"
             ' && python -m dynamo_trio --ask "Why is the sky blue?"',
         ),
-        ("test", "pip install -e '.[test]' && pytest"),
+        ("test", "pip install -e '.[test]' && pytest -n 3 --dist loadfile"),
     ]
     assert text.index("readme-command: test") < text.index("\n## ")
     script = (ROOT / ".ci" / "run").read_text()

@@ -25,24 +25,35 @@ LAYERS = (
     {"wire"},
     {"config", "pem"},
     {"console", "context", "lifecycle", "tokenizers"},
-    {"discovery", "engines", "http", "models", "plane", "process"},
-    {"metrics"},
-    {"call", "client", "endpoint", "response_stream", "runtime"},
-    {"program"},
-    {"decorators", "frontend", "worker"},
+    {"discovery", "engines", "events", "http", "models", "plane", "process", "temporary", "turns"},
+    {"health", "metrics", "tracing"},
+    {
+        *("bidirectional", "call", "client", "endpoint", "membership", "push", "request_stream"),
+        *("response_stream", "runtime"),
+    },
+    {"kv", "program"},
+    {"decorators", "frontend", "graceful", "worker"},
     {"standalone", "__main__"},
 )
 #: Imports within a layer; together they must not form a circle.
 SIDEWAYS = {
     ("console", "context"),
+    ("context", "lifecycle"),
     ("__main__", "standalone"),
     ("decorators", "worker"),
+    ("bidirectional", "response_stream"),
+    ("call", "request_stream"),
+    ("client", "bidirectional"),
     ("client", "response_stream"),
+    ("endpoint", "request_stream"),
+    ("call", "push"),
     ("endpoint", "call"),
+    ("endpoint", "push"),
     ("models", "discovery"),
     ("models", "process"),
     ("runtime", "client"),
     ("runtime", "endpoint"),
+    ("runtime", "membership"),
 }
 #: Stricter than the layers: the lifecycle is told its limits and never looks them up.
 FORBIDDEN = {("lifecycle", "config")}
@@ -53,9 +64,9 @@ TESTING = "testing"
 PURE = {
     *("__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "functools"),
     *("itertools", "operator", "types", "typing"),
-    *("attrs", "jinja2", "msgspec"),
+    *("attrs", "jinja2", "msgspec", "xxhash"),
     *("base64", "binascii", "bisect", "codecs", "copy", "datetime", "hashlib", "heapq", "json"),
-    *("math", "re", "string", "struct", "unicodedata", "uuid", "zlib"),
+    *("array", "math", "re", "secrets", "string", "struct", "unicodedata", "uuid", "zlib"),
 }
 
 #: Too heavy to be loaded before the signal handlers stand.
@@ -156,15 +167,15 @@ def test_only_config_reads_the_environment() -> None:
 SHIELDS = {
     "context.py": "Context.cleanup, the same verb for handlers",
     "call.py": "the driver of a handler's generator",
-    "discovery/etcd/store.py": "the revoke of the lease, within its limit",
-    "discovery/file.py": "own files are deleted, one second",
     "engines/engine.py": "an engine step, and what ends it",
     "engines/hosts.py": "an engine step, and what ends it",
-    "http/connection.py": "a connection's sends, lifted when it is lost",
+    "http/engine.py": "the end of a connection, within its linger time",
+    "http/exchange.py": "a connection's sends, lifted when it is lost",
+    "http/guard.py": "a send that waits for its client, within its write deadline",
     "http/respond.py": "an ASGI send within its write deadline",
     "http/sinks.py": "the farewell of a response within its deadline",
+    "lifecycle/beside.py": "the unregistering, bounded by who waits for it; and 1/16 s",
     "lifecycle/deadlines.py": "lifecycle.cleanup itself",
-    "standalone/ask.py": "the end of the printed line, one second",
 }
 
 

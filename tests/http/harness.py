@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import h2.connection
+import h2.settings
 import h11
 import trio
 import trio.testing
@@ -16,6 +18,7 @@ from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.http.server import HttpServer, open_listeners, serve_http
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable
 
     from dynamo_trio.http.asgi import App
@@ -49,7 +52,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    app: App, limits: HttpLimits | None = None, *, send_buffer: int | None = None
+    app: App,
+    limits: HttpLimits | None = None,
+    *,
+    send_buffer: int | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Running]:
     """``app`` served on a free port of the loopback interface while the block runs."""
     listeners = await open_listeners("127.0.0.1", 0)
@@ -57,7 +64,7 @@ async def running(
         listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(partial(serve_http, app, listeners, limits=limits))
+        server = await nursery.start(partial(serve_http, app, listeners, limits=limits, tls=tls))
         yield Running(server, port, nursery)
         nursery.cancel_scope.cancel()
 
@@ -129,6 +136,18 @@ async def read_to_end(stream: trio.abc.ReceiveStream) -> tuple[bytes, bool]:
         except trio.BrokenResourceError:
             return bytes(data), True
     return bytes(data), False
+
+
+def shut_request(path: str) -> bytes:
+    """An HTTP/2 request of a client that never lets a byte of the answer come."""
+    client = h2.connection.H2Connection()
+    client.local_settings = h2.settings.Settings(
+        client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0}
+    )
+    client.initiate_connection()
+    head = [(":method", "GET"), (":path", path), (":scheme", "http"), (":authority", "t")]
+    client.send_headers(1, head, end_stream=True)
+    return client.data_to_send()
 
 
 @attrs.define(eq=False)
@@ -207,8 +226,10 @@ class InMemory:
 
 
 @asynccontextmanager
-async def in_memory(app: App, limits: HttpLimits | None = None) -> AsyncIterator[InMemory]:
+async def in_memory(
+    app: App, limits: HttpLimits | None = None, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[InMemory]:
     """``app`` behind memory streams while the block runs."""
     async with trio.open_nursery() as nursery:
-        yield InMemory(HttpServer(app, limits or HttpLimits()), nursery)
+        yield InMemory(HttpServer(app, limits or HttpLimits(), tls), nursery)
         nursery.cancel_scope.cancel()

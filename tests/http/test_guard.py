@@ -12,7 +12,9 @@ import trio.testing
 from dynamo_trio.errors import ClientTooSlow
 from dynamo_trio.http.connection import exchange_of
 from dynamo_trio.http.limits import HttpLimits
-from dynamo_trio.http.respond import read_body, send_json, watch_disconnect
+from dynamo_trio.http.respond import read_body, send_json, stream_response, watch_disconnect
+from dynamo_trio.http.sinks import open_sink
+from dynamo_trio.lifecycle.admission import Gate
 from tests.http.harness import Http1Client, in_memory, read_to_end
 
 if TYPE_CHECKING:
@@ -335,3 +337,39 @@ async def test_reading_ends_with_the_connection(autojump_clock: MockClock) -> No
         data, was_reset = await read_to_end(client)
     assert data.endswith(b'"hello"')
     assert not was_reset
+
+
+# --- the end of a request, and a client that takes nothing ---------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_does_not_outlive_its_requests_deadline(
+    streamed: bool, autojump_clock: MockClock
+) -> None:
+    """By more than a farewell, though a client may take nothing for far longer."""
+    gate, over = Gate("http"), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(scope, receive, LIMITS)
+        with gate.admit("a test") as admission:
+            admission.end_at(trio.current_time() + 10)
+            if not streamed:
+                await send_json(scope, send, 200, b"x" * 100_000, admission=admission)
+            else:
+                sink = open_sink(scope, send)
+
+                async def work() -> None:
+                    await sink.start(200, [])
+                    sink.feed(b"x" * 100_000)
+                    await sink.serve()
+
+                await stream_response(sink, admission, work, farewell=lambda: b"bye")
+            over.append(trio.current_time())
+
+    async with in_memory(app, LIMITS) as memory:
+        client = memory.connect()
+        began = trio.current_time()
+        await client.send_all(GET)
+        await trio.sleep(100)
+        assert over == [pytest.approx(began + 10 + LIMITS.farewell_time, abs=0.1)]
+        assert memory.ends[0].was_reset

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
 import h2.settings
 import pytest
 import trio
 
+from dynamo_trio.http.exchange import exchange_of
+from dynamo_trio.http.frames import PREFACE
 from dynamo_trio.http.guard import data_frames
 from dynamo_trio.http.sinks import SinkOutcome
 from tests.http.harness import PATIENCE, client_of, read_to_end, running
 from tests.http.routes import LIMITS, App, finish_stream
 
 if TYPE_CHECKING:
+    from dynamo_trio.http.asgi import Receive, Scope, Send
+    from dynamo_trio.http.exchange import Exchange
     from tests.http.harness import Running
 
 
@@ -32,6 +37,7 @@ class Http2Client:
     bodies: dict[int, bytes] = attrs.field(factory=dict)
     statuses: dict[int, bytes] = attrs.field(factory=dict)
     ended: set[int] = attrs.field(factory=set)
+    resets: dict[int, int] = attrs.field(factory=dict)
 
     async def begin(self, method: str, path: str, *, end: bool = True) -> int:
         number: int = self.parser.get_next_available_stream_id()
@@ -56,7 +62,7 @@ class Http2Client:
                 await self.flush()
         return self.bodies.get(number, b"")
 
-    def take(self, events: list[h2.events.Event]) -> None:
+    def take(self, events: list[h2.events.Event], *, credit: bool = True) -> None:
         for event in events:
             if isinstance(event, h2.events.ResponseReceived):
                 assert event.stream_id is not None
@@ -66,12 +72,16 @@ class Http2Client:
                 self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + (
                     event.data or b""
                 )
-                self.parser.acknowledge_received_data(
-                    event.flow_controlled_length or 0, event.stream_id
-                )
+                if credit:
+                    self.parser.acknowledge_received_data(
+                        event.flow_controlled_length or 0, event.stream_id
+                    )
             elif isinstance(event, h2.events.StreamEnded):
                 assert event.stream_id is not None
                 self.ended.add(event.stream_id)
+            elif isinstance(event, h2.events.StreamReset):
+                assert event.stream_id is not None
+                self.resets[event.stream_id] = int(event.error_code or 0)
 
 
 async def http2(stream: trio.SocketStream) -> Http2Client:
@@ -93,54 +103,16 @@ async def test_http2_with_prior_knowledge_many_streams_at_once() -> None:
         assert await client.read_until_ended(streamed) == b"x" * 100_000
 
 
-async def test_http2_by_upgrade() -> None:
-    async with running(App(), LIMITS) as server, await server.connect() as stream:
-        client = Http2Client(stream, h2.connection.H2Connection())
-        settings = client.parser.initiate_upgrade_connection()
-        assert settings is not None
-        await stream.send_all(
+async def test_an_upgrade_to_http2_is_left_alone() -> None:
+    """RFC 9113 has made it obsolete; only who begins with HTTP/2 speaks it without TLS."""
+    async with running(App(), LIMITS) as server, client_of(server) as client:
+        await client.stream.send_all(
             b"GET / HTTP/1.1\r\nhost: t\r\nconnection: upgrade, http2-settings\r\n"
-            b"upgrade: h2c\r\nhttp2-settings: " + settings + b"\r\n\r\n"
+            b"upgrade: h2c\r\nhttp2-settings: AAQAAAAA\r\n\r\n"
         )
-        assert b"101" in await stream.receive_some(300)
-        await client.flush()
-        assert await client.read_until_ended(1) == b'"hello"'
-
-
-async def test_an_early_answer_on_http2_waits_for_the_body_and_spares_the_other_streams() -> None:
-    """hypercorn alone would end the connection with a KeyError at the first DATA frame."""
-    app = App()
-    async with running(app, LIMITS) as server, await server.connect() as stream:
-        client = await http2(stream)
-        other = await client.begin("GET", "/stream")
-        early = await client.begin("POST", "/early-close", end=False)
-        await trio.sleep(0.05)
-        for _ in range(30):  # more messages than hypercorn queues
-            await client.send_data(early, b"x" * 100)
-        await client.send_data(early, b"x", end=True)
-        assert await client.read_until_ended(early) == b'"early"'
-        assert client.statuses[early] == b"503"
-        await finish_stream(server)
-        assert await client.read_until_ended(other) == b"data"
-        assert server.server.failed == 0
-
-
-async def test_an_upload_that_outlasts_its_early_answer_ends_its_own_connection_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    limits = attrs.evolve(LIMITS, write_time=0.2)
-    async with running(App(), limits) as server, client_of(server) as innocent:
-        assert (await innocent.ask("GET", "/")).status == 200
-        async with await server.connect() as stream:
-            client = await http2(stream)
-            early = await client.begin("POST", "/early", end=False)
-            assert await client.read_until_ended(early) == b'"early"'
-            await client.send_data(early, b"late")
-            await read_to_end(stream)
-        assert (await innocent.ask("GET", "/")).status == 200
-        await server.wait_until(lambda: len(server.server.connections) == 1)
-        assert server.server.failed == 1
-    assert "KeyError" in caplog.text
+        assert b"200" in await client.stream.receive_some()
+        await client.stream.send_all(PREFACE)
+        assert (await read_to_end(client.stream))[0] == b""
 
 
 async def test_a_reset_stream_is_noticed_and_spares_the_others() -> None:
@@ -149,6 +121,7 @@ async def test_a_reset_stream_is_noticed_and_spares_the_others() -> None:
         client = await http2(stream)
         waiting = await client.begin("POST", "/wait")
         streaming = await client.begin("POST", "/stream")
+        await server.wait_until(lambda: len(app.streams) == 1)
         other = await client.begin("POST", "/stream")
         await server.wait_until(lambda: app.gate.count == 3)
         client.parser.reset_stream(waiting)
@@ -161,17 +134,52 @@ async def test_a_reset_stream_is_noticed_and_spares_the_others() -> None:
         assert await client.read_until_ended(other) == b"data"
 
 
-async def test_a_stalled_http2_window_ends_at_the_write_limit() -> None:
+async def test_a_stalled_http2_window_ends_its_stream_at_the_write_limit_and_no_other() -> None:
     app = App()
     limits = attrs.evolve(LIMITS, write_time=0.3)
     async with running(app, limits) as server, await server.connect() as stream:
         client = await http2(stream)
-        await client.begin("POST", "/stream")
+        client.parser.increment_flow_control_window(1_000_000)  # of the connection
+        stalled = await client.begin("POST", "/stream")
         await server.wait_until(lambda: bool(app.streams) and app.streams[0].started)
-        app.streams[0].feed(b"x" * 300_000)  # and no window is ever opened
+        app.streams[0].feed(b"x" * 300_000)  # and its own window is never opened
+        other = await client.begin("POST", "/stream")
+        await server.wait_until(lambda: len(app.streams) == 2 and app.streams[1].started)
         await server.wait_until(lambda: app.outcomes == [SinkOutcome.GONE])
-        await server.wait_until(lambda: not server.server.connections)
-        assert server.server.reset == 1
+        with trio.fail_after(PATIENCE):
+            while not client.resets:
+                client.take(client.parser.receive_data(await stream.receive_some()), credit=False)
+        assert client.resets == {stalled: h2.errors.ErrorCodes.INTERNAL_ERROR}
+        await finish_stream(server)
+        assert await client.read_until_ended(other) == b"data"
+        assert await client.read_until_ended(await client.begin("GET", "/")) == b'"hello"'
+        assert server.server.reset == 0
+
+
+async def test_a_stream_that_is_reset_leaves_nothing_in_the_engine() -> None:
+    exchanges: list[Exchange] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        assert exchange is not None
+        exchanges.append(exchange)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 60_000, "more_body": True})
+        exchange.abort("a test")
+        await send({"type": "http.response.body", "body": b"late", "more_body": True})
+
+    async with running(app, LIMITS) as server, await server.connect() as stream:
+        client = await http2(stream)
+        for _ in range(5):
+            number = await client.begin("GET", "/")
+            with trio.fail_after(PATIENCE):
+                while number not in client.resets:
+                    client.take(client.parser.receive_data(await stream.receive_some()))
+        await server.wait_until(lambda: server.server.statistics().busy == 0)
+        engine = cast("Any", exchanges[0]._send).__self__.send.__self__
+        await server.wait_until(lambda: not engine.stream_buffers)
+        assert not engine.streams
+        assert [exchange.lost for exchange in exchanges] == [True] * 5
 
 
 async def test_a_stalled_http2_window_does_not_outlive_the_server() -> None:
@@ -190,8 +198,11 @@ async def test_a_stalled_http2_window_does_not_outlive_the_server() -> None:
 async def test_an_http2_response_that_breaks_off_does_not_hang_its_client() -> None:
     async with running(App(), LIMITS) as server, await server.connect() as stream:
         client = await http2(stream)
-        await client.begin("GET", "/raise-late")
-        await read_to_end(stream)
+        number = await client.begin("GET", "/raise-late")
+        with trio.fail_after(PATIENCE):
+            while number not in client.resets:
+                client.take(client.parser.receive_data(await stream.receive_some()))
+        assert await client.read_until_ended(await client.begin("GET", "/")) == b'"hello"'
 
 
 def test_data_frames_are_found_among_others() -> None:
@@ -212,9 +223,9 @@ def test_data_frames_are_found_among_others() -> None:
 
 
 async def unfinished_upload(stream: trio.SocketStream) -> None:
-    """An early answer waits for the rest of the body, and more comes than hypercorn queues."""
+    """Its end never comes."""
     client = await http2(stream)
-    number = await client.begin("POST", "/", end=False)
+    number = await client.begin("POST", "/echo", end=False)
     for _ in range(30):
         await client.send_data(number, b"")
 
@@ -225,13 +236,6 @@ async def shut_window(stream: trio.SocketStream, path: str = "/") -> None:
     await client.begin("GET", path)
 
 
-async def shut_window_after_an_upgrade(stream: trio.SocketStream) -> None:
-    await stream.send_all(
-        b"GET / HTTP/1.1\r\nhost: t\r\nconnection: upgrade, http2-settings\r\n"
-        b"upgrade: h2c\r\nhttp2-settings: AAQAAAAA\r\n\r\n"
-    )
-
-
 async def shut_window_of_a_stream(stream: trio.SocketStream) -> None:
     await shut_window(stream, "/stream")
 
@@ -239,7 +243,6 @@ async def shut_window_of_a_stream(stream: trio.SocketStream) -> None:
 HOLDERS = [
     unfinished_upload,
     shut_window,
-    shut_window_after_an_upgrade,
     shut_window_of_a_stream,
 ]
 Holder = Callable[[trio.SocketStream], Awaitable[None]]

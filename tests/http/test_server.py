@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import resource
 import socket
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,14 +19,24 @@ import h2.events
 import h11
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from dynamo_trio.errors import ConfigError, PortInUse
 from dynamo_trio.http.connection import exchange_of
 from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.http.respond import read_body, send_json
-from dynamo_trio.http.server import HttpServer, open_listeners, serve_http
+from dynamo_trio.http.server import AT_ONCE, HttpServer, open_listeners, serve_http
 from dynamo_trio.http.sinks import SinkOutcome
-from tests.http.harness import PATIENCE, Http1Client, Running, client_of, read_to_end, running
+from tests.http.harness import (
+    PATIENCE,
+    Http1Client,
+    Running,
+    client_of,
+    in_memory,
+    read_to_end,
+    running,
+    shut_request,
+)
 from tests.http.routes import LIMITS, App, finish_stream
 
 if TYPE_CHECKING:
@@ -159,11 +171,28 @@ async def test_idle_connections_can_be_closed_alone() -> None:
             await busy.send("POST", "/stream", b"{}")
             await server.wait_until(lambda: app.gate.count == 1)
             await server.wait_until(lambda: server.server.accepted == 3)
-            assert server.server.close_idle() == 2
+            assert await server.server.close_idle() == 2
             assert await read_to_end(idle.stream) == (b"", False)
             assert (await read_to_end(half))[0] == b""
             await finish_stream(server)
             assert (await busy.answer()).body == b"data"
+
+
+async def test_a_crowd_of_idle_connections_is_closed_in_turns() -> None:
+    async with in_memory(App()) as memory:
+        clients = [memory.connect() for _ in range(4 * AT_ONCE)]
+        await wait_all_tasks_blocked()
+        left: list[int] = []
+
+        async def watch() -> None:
+            while memory.server.connections:
+                left.append(len(memory.server.connections))
+                await trio.lowlevel.checkpoint()
+
+        memory.nursery.start_soon(watch)
+        assert await memory.server.close_idle() == len(clients)
+        await wait_all_tasks_blocked()
+        assert len(set(left)) >= 3  # others had their turns
 
 
 async def test_all_connections_can_be_reset_at_once() -> None:
@@ -268,7 +297,8 @@ async def test_at_the_cap_the_longest_idle_makes_room() -> None:
 
 async def test_at_the_cap_newcomers_wait_while_all_are_busy() -> None:
     app = App()
-    async with running(app, attrs.evolve(LIMITS, max_connections=1)) as server:
+    limits = attrs.evolve(LIMITS, max_connections=1, reserved_connections=0)
+    async with running(app, limits) as server:
         async with client_of(server) as busy:
             await busy.send("POST", "/stream", b"{}")
             await server.wait_until(lambda: app.gate.count == 1)
@@ -300,6 +330,39 @@ async def test_at_the_cap_half_sent_requests_make_room_and_running_ones_do_not()
             await server.wait_until(lambda: server.server.statistics().connections == 3)
             await finish_stream(server)
             assert (await running_one.answer()).body == b"data"
+
+
+async def test_at_the_cap_clients_that_take_nothing_make_room() -> None:
+    app = App()
+    limits = attrs.evolve(LIMITS, max_connections=3, reserved_connections=0, stall_time=0.3)
+    async with running(app, limits, send_buffer=4096) as server, AsyncExitStack() as clients:
+        running_one = await clients.enter_async_context(client_of(server))
+        await running_one.send("POST", "/stream", b"{}")
+        await server.wait_until(lambda: app.gate.count == 1)
+        # One in HTTP/1.1, and one in HTTP/2 that never opens its window.
+        stuck = Http1Client(await clients.enter_async_context(await server.connect(4096)))
+        await stuck.send("POST", "/echo", b"x" * 250_000)
+        shut = await clients.enter_async_context(await server.connect())
+        await shut.send_all(shut_request("/"))
+        await server.wait_until(lambda: stalled(server) == 2)
+        for count in (2, 3):
+            newcomer = await clients.enter_async_context(client_of(server))
+            with trio.fail_after(PATIENCE):
+                await newcomer.send("POST", "/stream", b"{}")
+                await server.wait_until(partial(has_admitted, app, count))
+        await server.wait_until(lambda: server.server.statistics().reset == 2)
+        assert server.server.statistics().connections == 3
+        for _ in range(3):
+            await finish_stream(server)
+        assert (await running_one.answer()).body == b"data"
+
+
+def has_admitted(app: App, count: int) -> bool:
+    return app.gate.count == count
+
+
+def stalled(server: Running) -> int:
+    return sum(c.stalled_since < math.inf for c in server.server.connections)
 
 
 async def test_who_waits_for_room_at_the_end_is_closed() -> None:
@@ -357,9 +420,22 @@ async def test_another_error_of_accept_is_the_servers_end() -> None:
 
 
 def test_the_cap_leaves_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, cap in ((1024, 960), (1_000_000, 4096), (10, 1), (-1, 4096)):
+    for soft, cap, halved in (
+        *((1024, 880, 440), (8192, 4096, 4024), (1_000_000, 4096, 4096)),
+        *((10, 1, 1), (-1, 4096, 4096)),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert HttpLimits().connection_cap() == cap
+        assert HttpLimits(descriptors=2).connection_cap() == halved
+
+
+async def test_a_cap_below_the_one_that_was_asked_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    async with running(App(), LIMITS):
+        pass
+    assert "880 connections at once, not 4096: the limit of file descriptors is 1024" in caplog.text
 
 
 async def test_an_exchange_is_there_only_on_our_own_server() -> None:

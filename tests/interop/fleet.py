@@ -190,10 +190,27 @@ class Fleet:
         command = [self.oracle, "-m", "dynamo.mocker", *model.flags(), *flags]
         return self.start("their-mocker", command, self._environ(store, environ))
 
+    def their_router(self, store: Store, model: Model, *flags: str) -> Process:
+        """``dynamo.router`` for the model's workers; it serves ``NAMESPACE.router.generate``."""
+        routed = ("--endpoint", model.endpoint, "--router-block-size", "16")
+        command = [self.oracle, "-m", "dynamo.router", *routed, *flags]
+        return self.start("their-router", command, self._environ(store, {}))
+
     def their_python_worker(self, store: Store, model: Model, **environ: str) -> Process:
         script = str(PEERS / "python_worker.py")
         command = [self.oracle, script, str(model.folder), model.name, model.namespace]
         return self.start("their-python-worker", command, self._environ(store, environ))
+
+    def their_bidirectional_worker(self, store: Store, namespace: str, **environ: str) -> Process:
+        """It serves ``NAMESPACE.backend.talk``, whose requests stream in."""
+        command = [self.oracle, str(PEERS / "bidirectional_worker.py"), namespace]
+        return self.start("their-bidirectional-worker", command, self._environ(store, environ))
+
+    def their_realtime_worker(self, store: Store, model: Model, **environ: str) -> Process:
+        """Its model is spoken to at ``/v1/realtime``."""
+        script = str(PEERS / "realtime_worker.py")
+        command = [self.oracle, script, str(model.folder), model.name, model.namespace]
+        return self.start("their-realtime-worker", command, self._environ(store, environ))
 
     def their_python_client(self, store: Store, endpoint: str, *requests: object) -> Process:
         """It asks for each of these in turn and prints what it gets."""

@@ -14,10 +14,14 @@ import os
 import socket
 import struct
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 _HERE = "/proc/thread-self/ns/net"
 _CLONE_NEWNET = 0x40000000
@@ -51,6 +55,32 @@ def _make() -> int:
         try:
             _bring_up_loopback()
             return os.open(_HERE, os.O_RDONLY)
+        finally:
+            _enter(outside)
+    finally:
+        os.close(outside)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """``function()`` in a thread, in the network in which the caller is.
+
+    Trio keeps its threads for a while; one of them may have begun before its caller moved in.
+    """
+    here = os.open(_HERE, os.O_RDONLY)
+    try:
+        return await trio.to_thread.run_sync(_call_in, here, function)
+    finally:
+        os.close(here)
+
+
+def _call_in(namespace: int, function: Callable[[], T]) -> T:
+    outside = os.open(_HERE, os.O_RDONLY)
+    try:
+        if os.fstat(outside).st_ino == os.fstat(namespace).st_ino:
+            return function()
+        _enter(namespace)
+        try:
+            return function()
         finally:
             _enter(outside)
     finally:

@@ -6,13 +6,14 @@ would hang.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -70,6 +71,14 @@ class Process:
     def count(self, text: str) -> int:
         """How many of its lines contain ``text``."""
         return sum(text in line for line in self.log.splitlines())
+
+    def said(self) -> list[dict[str, Any]]:
+        """The JSON objects that it has printed, one a line.
+
+        Its log goes to the same file, and may follow an object on the same line.
+        """
+        lines = [line for line in self.log.splitlines() if line.startswith("{")]
+        return [json.JSONDecoder().raw_decode(line)[0] for line in lines]
 
     def wait_log(self, text: str, *, times: int = 1) -> str:
         """Wait for the line that contains ``text`` (the ``times``-th such), and return it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,8 +17,6 @@ from tests.interop.model import Model
 from tests.interop.stores import FileStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.interop.fleet import Fleet, Frontend, Worker
     from tests.interop.processes import Process
     from tests.interop.stores import Store
@@ -26,8 +26,9 @@ CODECS = ("msgpack", "json")
 #: Each pair of values of two axes is in one of these, and each in both halves.
 DIAGONALS = ((("file", "msgpack"), ("etcd", "json")), (("file", "json"), ("etcd", "msgpack")))
 
-#: Tests after which frontends are started anew.
-SCENES = 50
+#: Inotify instances of shared frontends behind which these are started anew. Several of pytest's
+#: processes have as many each, tests have frontends of their own, and all share 128.
+INSTANCES = 12
 
 Mark = pytest.MarkDecorator
 
@@ -44,6 +45,15 @@ def axes(diagonal: int, *, few: bool = False) -> Mark:
         for pair in itertools.product(BACKENDS, CODECS)
     ]
     return pytest.mark.parametrize("scene", [*some, *every], indirect=True)
+
+
+def inotify_instances(pid: int) -> int:
+    """How many a process has."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):  # closed by now
+            found += str(descriptor.readlink()) == "anon_inode:inotify"
+    return found
 
 
 def _name_all_tokens(folder: Path) -> None:
@@ -65,8 +75,7 @@ class Stage:
     _folders: dict[int, Path] = attrs.field(factory=dict)
     #: Processes that do not end with the test in which they were started.
     lasting: list[Process] = attrs.field(factory=list)
-    #: How many tests there have been, and what was wrong with frontends that were ended.
-    scenes: int = 0
+    #: What was wrong with frontends that were ended.
     complaints: list[str] = attrs.field(factory=list)
     #: Some tests ask from several threads.
     _making: threading.Lock = attrs.field(factory=threading.Lock)
@@ -98,14 +107,13 @@ class Stage:
             return self._frontends[id(store)]
 
     def renew_frontends(self) -> None:
-        """End the frontends of theirs that have seen many endpoints go.
+        """End the frontends of theirs once they have seen many endpoints go.
 
         Over file discovery each takes one of the 128 inotify instances of a user with it; a
         frontend that gets none shuts down.
         """
-        self.scenes += 1
-        if self.scenes % SCENES == 0:
-            old = [frontend.process for frontend in self._frontends.values()]
+        old = [frontend.process for frontend in self._frontends.values()]
+        if sum(inotify_instances(process.popen.pid) for process in old) > INSTANCES:
             self._frontends.clear()
             self.lasting = [process for process in self.lasting if process not in old]
             self.complaints += self.fleet.close(*old)
@@ -151,6 +159,17 @@ class Scene:
 
     def their_python_worker(self, model: Model) -> Process:
         return self.stage.fleet.their_python_worker(self.store, model, **self._coded({}))
+
+    def their_bidirectional_worker(self, namespace: str) -> Process:
+        fleet = self.stage.fleet
+        return fleet.their_bidirectional_worker(self.store, namespace, **self._coded({}))
+
+    def their_realtime_worker(self, model: Model) -> Process:
+        fleet = self.stage.fleet
+        return fleet.their_realtime_worker(self.store, model, **self._coded({}))
+
+    def their_router(self, model: Model, *flags: str) -> Process:
+        return self.stage.fleet.their_router(self.store, model, *flags)
 
     def their_python_client(self, endpoint: str, *requests: object) -> Process:
         return self.stage.fleet.their_python_client(self.store, endpoint, *requests)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -33,6 +34,10 @@ class Store(ABC):
         """The ids of the model's instances."""
 
     @abstractmethod
+    def record(self, model: Model, instance_id: int) -> dict[str, Any]:
+        """What stands there under the key of an instance."""
+
+    @abstractmethod
     def lose(self, model: Model, instance_id: int) -> None:
         """Let a stranger take away what an instance has registered."""
 
@@ -50,6 +55,10 @@ class FileStore(Store):
         found = [keys.key_of_file(path.name) for path in self._files("v1/instances")]
         begin = model.endpoint.replace(".", "/") + "/"
         return {keys.parse_id(key.removeprefix(begin)) for key in found if key.startswith(begin)}
+
+    def record(self, model: Model, instance_id: int) -> dict[str, Any]:
+        name = keys.file_name(f"{model.endpoint.replace('.', '/')}/{instance_id:x}")
+        return _object((self.folder / "v1/instances" / name).read_bytes())
 
     def lose(self, model: Model, instance_id: int) -> None:
         name = keys.file_name(f"{model.endpoint.replace('.', '/')}/{instance_id:x}")
@@ -84,9 +93,21 @@ class EtcdStore(Store):
         names = [base64.b64decode(each["key"]).decode() for each in found]
         return {keys.parse_id(name.removeprefix(begin)) for name in names}
 
+    def record(self, model: Model, instance_id: int) -> dict[str, Any]:
+        key = f"v1/instances/{model.endpoint.replace('.', '/')}/{instance_id:x}"
+        asked = {"key": _base64(key.encode())}
+        (found,) = ask(self._port, "POST", "/v3/kv/range", asked).json()["kvs"]
+        return _object(base64.b64decode(found["value"]))
+
     def lose(self, model: Model, instance_id: int) -> None:
         answer = ask(self._port, "POST", "/v3/lease/revoke", {"ID": str(instance_id)})
         assert answer.status == 200, answer
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    value = json.loads(text)
+    assert isinstance(value, dict)
+    return value
 
 
 def _base64(raw: bytes) -> str:

@@ -56,14 +56,14 @@ MUTANTS = (
     Mutant(
         "the grace period is slept to its end",
         "lifecycle.py",
-        "await self._wait_out_grace()",
+        "await self._grace.wait_out(self.work, self.describe_left)",
         "await trio.sleep_forever()",
     ),
     Mutant(
         "the grace period ends although somebody is there",
-        "lifecycle.py",
-        "        while self.work.count:\n",
-        "        while self.work.count and self.grace_over:\n",
+        "grace.py",
+        "        while work.count:\n",
+        "        while work.count and self._peers():\n",
     ),
     Mutant(
         "phases that are passed are not recorded",
@@ -74,14 +74,14 @@ MUTANTS = (
     Mutant(
         "the gate is shut after the drain",
         "lifecycle.py",
-        "        self.work.shut()\n        self._hand_over()\n",
-        "        self._hand_over()\n",
+        "        self.work.shut()\n        self._hand_over.begin",
+        "        self._hand_over.begin",
     ),
     Mutant(
         "the gate of the endpoints is shut while the front drains",
         "lifecycle.py",
-        "        self.http.close()\n        assert",
-        "        self.http.close()\n        self.work.shut()\n        assert",
+        "        self.http.close()\n        await self._steps",
+        "        self.http.close()\n        self.work.shut()\n        await self._steps",
     ),
     Mutant(
         "deadlines may grow",
@@ -98,16 +98,16 @@ MUTANTS = (
     ),
     Mutant(
         "farewells are not bounded",
-        "lifecycle.py",
-        """        with trio.CancelScope(deadline=now + farewell):
-            await self._wait_empty()
+        "farewells.py",
+        """        with trio.CancelScope(deadline=now + seconds):
+            await self.over()
 """,
-        """        await self._wait_empty()
+        """        await self.over()
 """,
     ),
     Mutant(
         "nobody is aborted",
-        "lifecycle.py",
+        "farewells.py",
         "        for abort in self._abort:\n            abort()\n",
         "",
     ),
@@ -125,20 +125,29 @@ MUTANTS = (
     ),
     Mutant(
         "a callback's failure is caught by `except Exception`",
-        "lifecycle.py",
-        """        except* Exception as group:
-            logger.error("%s failed; the stop goes on", name, exc_info=group)
+        "steps.py",
+        """        except* trio.Cancelled:
+            raise  # from outside
 """,
-        """        except Exception as group:
-            logger.error("%s failed; the stop goes on", name, exc_info=group)
+        """        except StoreUnavailable:
             raise
+        except Exception as group:
+            logger.error("%s failed; the stop goes on", name, exc_info=group)
+        try:
+            pass
 """,
+    ),
+    Mutant(
+        "a callback may leave the process",
+        "steps.py",
+        "        except* BaseException as group:\n",
+        "        except* Exception as group:\n",
     ),
     Mutant(
         "callbacks run after a fatal error",
         "lifecycle.py",
-        "        if self._fatal:\n            self._record.steps.skip(name)\n            return\n",
-        "",
+        "hook, lambda: self._fatal)",
+        "hook, lambda: False)",
     ),
     Mutant(
         "a fatal error does not end the grace period",
@@ -151,6 +160,18 @@ MUTANTS = (
         "lifecycle.py",
         "trio.CancelScope(relative_deadline=self.timetable.hook)",
         "trio.CancelScope()",
+    ),
+    Mutant(
+        "a callback that cannot be cancelled is waited for",
+        "beside.py",
+        "        with trio.move_on_after(UNWIND, shield=True):\n",
+        "        with trio.CancelScope(shield=True):\n",
+    ),
+    Mutant(
+        "a callback that nobody waits for any more is not cancelled",
+        "beside.py",
+        '            limit.cancel("nobody waits for it any more")\n',
+        "",
     ),
     Mutant(
         "the drain waits for requests that are not graceful",
@@ -173,7 +194,7 @@ MUTANTS = (
     Mutant(
         "the front is not cut at its limit",
         "lifecycle.py",
-        "            self.http.cut_all(CutReason.DRAIN_LIMIT)\n",
+        "            await cut_all(self.http, lambda: CutReason.DRAIN_LIMIT)\n",
         "",
     ),
     Mutant(
@@ -192,8 +213,40 @@ MUTANTS = (
     Mutant(
         "the unregistering is not bounded",
         "lifecycle.py",
-        "self._deadlines.shield(self.timetable.unregister)",
-        "self._deadlines.shield(900)",
+        "self._deadlines.shield(limit), job",
+        "self._deadlines.shield(900), job",
+    ),
+    Mutant(
+        "the unregistering takes the reserve",
+        "lifecycle.py",
+        "min(timetable.unregister, self._deadlines.spare(escalated=self._escalated))",
+        "timetable.unregister",
+    ),
+    Mutant(
+        "the unregistering has no time behind the budget",
+        "deadlines.py",
+        "            return max(0.0, self._hard - now) / 2\n",
+        "            return 0.0\n",
+    ),
+    Mutant(
+        "after an escalation the engine may use the time for farewells",
+        "lifecycle.py",
+        "            if self._escalated:  # what",
+        "            if False:  # what",
+    ),
+    Mutant(
+        "nobody speaks for who does not leave",
+        "farewells.py",
+        "            gate.abort_all()\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "who is spoken for counts twice",
+        "admission.py",
+        """        else:
+            self._count(admission)
+""",
+        "        self._count(admission)\n",
     ),
     Mutant(
         "a shield does not shrink",
@@ -210,8 +263,86 @@ MUTANTS = (
     Mutant(
         "the shutdown event is set only at the end",
         "lifecycle.py",
-        "        self.interrupted.set()\n        self.work.shut()\n",
+        "        self._interrupt()\n        self.work.shut()\n",
         "        self.work.shut()\n",
+    ),
+    Mutant(
+        "places are not used up",
+        "prospects.py",
+        "        self.places -= 1\n",
+        "",
+    ),
+    Mutant(
+        "the hopeless are handed over at once, not paced",
+        "handover.py",
+        "await trio.sleep(interval)",
+        "await trio.lowlevel.checkpoint()",
+    ),
+    Mutant(
+        "many are handed over as slowly as few",
+        "handover.py",
+        "min(INTERVAL, self._left() * SHARE / len(queue))",
+        "INTERVAL",
+    ),
+    Mutant(
+        "who has no estimate counts as hopeless",
+        "handover.py",
+        "return 0.0 if needs is None",
+        "return 1.0 if needs is None",
+    ),
+    Mutant(
+        "the hopeless are judged without a look at what is left",
+        "handover.py",
+        "else needs - left",
+        "else needs",
+    ),
+    Mutant(
+        "what cannot be continued elsewhere is handed over early",
+        "handover.py",
+        " for one in admissions if one.prospects.movable]",
+        " for one in admissions]",
+    ),
+    Mutant(
+        "migrate gives peers more than they take",
+        "handover.py",
+        "                if admission.peer.may_take:\n",
+        "                if True:\n",
+    ),
+    Mutant(
+        "migrate gives nothing to a peer that cannot say what it takes",
+        "prospects.py",
+        "return self.places is None or self.places > 0",
+        "return bool(self.places)",
+    ),
+    Mutant(
+        "migrate cuts what cannot be continued elsewhere",
+        "handover.py",
+        "            if admission.prospects.movable:\n",
+        "            if admission.reason is None:\n",
+    ),
+    Mutant(
+        "a peer that cannot say gets nothing at the limit",
+        "admission.py",
+        "self.confirmed or self.peer.places is None",
+        "self.confirmed",
+    ),
+    Mutant(
+        "what cannot be continued elsewhere is handed over at the limit",
+        "admission.py",
+        "        if self.prospects.movable and not self.moved:\n",
+        "        if not self.moved:\n",
+    ),
+    Mutant(
+        "auto hands nothing over",
+        "handover.py",
+        "            self._begin_pacing(admissions, nursery)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "who waits for places holds up the drain",
+        "lifecycle.py",
+        '                    beside.cancel_scope.cancel("drained")\n',
+        "",
     ),
 )
 

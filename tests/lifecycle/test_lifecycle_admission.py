@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from dynamo_trio.errors import Draining
-from dynamo_trio.lifecycle import CutReason, Gate, GateStage, Outcome
+from dynamo_trio.lifecycle import CutReason, Gate, GateStage, Outcome, Peer
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_the_first_outcome_wins(gate: Gate) -> None:
         assert not admission.settle(Outcome.CUT)
         assert not admission.cut(CutReason.DRAIN_LIMIT)  # too late: it is over
     assert gate.tally == {Outcome.HANDED_OVER: 1}
-    assert gate.unconfirmed == 0
+    assert gate.unconfirmed == 1  # no peer had a place for it
 
 
 async def test_a_cut_ends_the_waiting_but_not_the_farewell(
@@ -95,21 +95,38 @@ async def test_a_cut_before_the_waiting_counts_too(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "outcome"),
+    ("reason", "places", "outcome"),
     [
-        (None, Outcome.FINISHED),
-        (CutReason.CLIENT_LEFT, Outcome.CANCELLED),
-        (CutReason.HANDOVER, Outcome.HANDED_OVER),
-        (CutReason.DRAIN_LIMIT, Outcome.CUT),
-        (CutReason.ENDPOINT_CLOSED, Outcome.CUT),
+        (None, 0, Outcome.FINISHED),
+        (CutReason.CLIENT_LEFT, 0, Outcome.CANCELLED),
+        (CutReason.HANDOVER, None, Outcome.HANDED_OVER),
+        (CutReason.DRAIN_LIMIT, 0, Outcome.CUT),
+        (CutReason.ENDPOINT_CLOSED, 0, Outcome.CUT),
     ],
 )
-async def test_what_nobody_settled(gate: Gate, reason: CutReason | None, outcome: Outcome) -> None:
-    with gate.admit("a 1") as admission:
+async def test_what_nobody_settled(
+    gate: Gate, reason: CutReason | None, places: int | None, outcome: Outcome
+) -> None:
+    with gate.admit("a 1", peer=Peer(places)) as admission:
         if reason is not None:
             admission.cut(reason)
     assert admission.outcome is outcome
     assert gate.unconfirmed == (outcome is Outcome.HANDED_OVER)
+
+
+async def test_who_does_not_leave_is_counted_when_its_end_is_told(gate: Gate) -> None:
+    told = []
+    with gate.admit("a 1", peer=Peer(None)) as stuck, gate.admit("b 2") as silent:
+        stuck.on_abort.append(lambda: told.append(stuck.settle(stuck.verdict())))
+        gate.cut_all(CutReason.DRAIN_LIMIT)
+        gate.abort_all()
+        gate.abort_all()  # once is enough
+        assert told == [True]
+        assert gate.tally == {Outcome.HANDED_OVER: 1}
+        assert gate.unconfirmed == 1
+        assert gate.admissions() == (stuck, silent)  # it is still there, and named
+    assert gate.tally == {Outcome.HANDED_OVER: 1, Outcome.CUT: 1}
+    assert gate.unconfirmed == 1
 
 
 async def test_an_exception_is_a_failure(gate: Gate) -> None:

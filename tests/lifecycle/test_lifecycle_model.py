@@ -2,13 +2,15 @@
 
 Hypothesis draws a timetable, callbacks, requests at both gates and the moments at which
 somebody asks to stop, escalates or reports a fatal error; virtual time lets a stop of an hour
-take a millisecond. Four kinds of things are asserted, and all four are needed. A bound alone
+take a millisecond. Five kinds of things are asserted, and all are needed. A bound alone
 let three of five mutants live.
 
 * *Safety*: a gate admits exactly as long as it should; callbacks run in order and never after
   a fatal error; the process is unregistered once.
 * *Emptiness*: in STOPPED nobody is left, and who was cut has said farewell.
 * *Promptness*: at no instant does a phase wait for nothing.
+* *Hand-over*: who goes early could not have finished, and somebody has a place for it; who is
+  cut goes on elsewhere if that is possible.
 * *Bound*: every phase keeps its limit, the stop its budget and its hard end.
 
 ``tests/lifecycle/mutants.py`` breaks the lifecycle in many ways, and this test must find each.
@@ -19,7 +21,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -33,15 +36,20 @@ from dynamo_trio.errors import Draining
 from dynamo_trio.lifecycle import (
     MOVES,
     Admission,
+    CutReason,
     DrainPolicy,
     Ending,
     GraceMode,
     Hooks,
     Lifecycle,
     Outcome,
+    Peer,
     Phase,
+    Prospects,
     Timetable,
 )
+from dynamo_trio.lifecycle.beside import UNWIND
+from dynamo_trio.lifecycle.handover import SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,9 +62,11 @@ class Job:
     """A callback, or the unregistering: so many seconds, then it ends in one of these ways."""
 
     seconds: float = 0.0
-    raises: bool = False
+    raises: type[BaseException] | None = None
     #: Its own cleanup fails when it is cancelled.
     raises_if_cancelled: bool = False
+    #: It cannot be cancelled.
+    deaf: bool = False
 
 
 @attrs.frozen
@@ -72,6 +82,14 @@ class Visit:
     deaf: bool = False
     #: A request of the front that calls an endpoint after so many seconds.
     calls_after: float | None = None
+    #: Can another worker continue it?
+    movable: bool = True
+    #: Is it known when it ends?
+    estimated: bool = True
+    #: Which of the peers has sent it.
+    peer: int = 0
+    #: Can its end be told without it, if it does not leave?
+    spoken_for: bool = False
 
 
 @attrs.frozen
@@ -84,7 +102,8 @@ class Scenario:
     hooks: dict[str, Job] = attrs.field(factory=dict)
     #: When the last peer has acknowledged; None: there are none.
     acknowledged: float | None = None
-    places: int = 0
+    #: How many requests each peer can place elsewhere; None: it cannot say.
+    places: tuple[int | None, int | None] = (0, None)
     #: When something begins to close that would take an hour.
     closes_at: float | None = None
 
@@ -94,7 +113,13 @@ def quarters(low: float, high: float) -> st.SearchStrategy[float]:
     return st.integers(int(low * 4), int(high * 4)).map(lambda n: n / 4)
 
 
-jobs = st.builds(Job, quarters(0, 6), st.booleans(), st.booleans())
+jobs = st.builds(
+    Job,
+    quarters(0, 6),
+    st.sampled_from([None, None, OSError, SystemExit]),
+    st.booleans(),
+    st.booleans(),
+)
 visits = st.builds(
     Visit,
     at=quarters(0, 14),
@@ -104,6 +129,10 @@ visits = st.builds(
     graceful=st.booleans(),
     deaf=st.booleans(),
     calls_after=st.none() | quarters(0, 6),
+    movable=st.booleans(),
+    estimated=st.booleans(),
+    peer=st.integers(0, 1),
+    spoken_for=st.booleans(),
 )
 timetables = st.builds(
     Timetable,
@@ -129,7 +158,7 @@ scenarios = st.builds(
     unregister=jobs,
     hooks=st.dictionaries(st.sampled_from(["drain", "pre_shutdown", "cleanup"]), jobs),
     acknowledged=st.none() | quarters(0, 14),
-    places=st.integers(0, 3),
+    places=st.tuples(*[st.sampled_from([None, 0, 1, 2, 9])] * 2),
     closes_at=st.none() | quarters(0, 14),
 )
 
@@ -149,6 +178,8 @@ class Guest:
     aborted: bool = False
     #: It was called by a request of the front that has been cut.
     orphaned: bool = False
+    #: Its end was told in its place.
+    told: bool = False
     said_farewell: bool = False
     left: float = math.inf
 
@@ -159,9 +190,13 @@ class Run:
 
     scenario: Scenario
     lifecycle: Lifecycle = attrs.field(init=False)
+    peers: list[Peer] = attrs.field(init=False)
     guests: list[Guest] = attrs.field(factory=list)
-    #: (name, began, ended) of every callback and of the unregistering.
+    #: (name, began, ended) of every callback and of the unregistering. One that cannot be
+    #: cancelled ends, as far as anybody may wait for it, a moment after it should have.
     calls: list[tuple[str, float, float]] = attrs.field(factory=list)
+    #: Those that run, whatever becomes of them.
+    busy: set[str] = attrs.field(factory=set)
     entered: dict[Phase, float] = attrs.field(factory=dict)
     stop_began: float = math.inf
     interrupted: float = math.inf
@@ -172,13 +207,13 @@ class Run:
     faults: list[str] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        hooks = Hooks(**{n: self.call(n, job) for n, job in self.scenario.hooks.items()})
+        calls: dict[str, Any] = {n: self.call(n, job) for n, job in self.scenario.hooks.items()}
         self.lifecycle = Lifecycle(
             self.scenario.timetable,
-            hooks=hooks,
+            hooks=Hooks(**calls),
             grace_over=None if self.scenario.acknowledged is None else self.acknowledgement,
-            places=lambda: self.scenario.places,
         )
+        self.peers = [Peer(places) for places in self.scenario.places]
         self.lifecycle.on_unregister(self.call("unregister", self.scenario.unregister))
 
     def call(self, name: str, job: Job) -> Callable[[], Awaitable[None]]:
@@ -187,18 +222,41 @@ class Run:
             self.check_call(name)
             index = len(self.calls)
             self.calls.append((name, began, math.inf))
+            self.busy.add(name)
             try:
-                await trio.sleep(job.seconds)
-                if job.raises:
-                    raise OSError(f"{name} failed")
+                if job.deaf:
+                    await self.endure(index, job.seconds)
+                else:
+                    await trio.sleep(job.seconds)
+                if job.raises is not None:
+                    raise job.raises(f"{name} failed")
             except trio.Cancelled:
                 if job.raises_if_cancelled:
                     raise ValueError(f"the cleanup of {name} failed") from None
                 raise
             finally:
-                self.calls[index] = (name, began, trio.current_time())
+                self.busy.discard(name)
+                self.end_call(index, trio.current_time())
 
         return run
+
+    async def endure(self, index: int, seconds: float) -> None:
+        """Work under a shield; note when whoever waits for it must give it up."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.note_cancel, index)
+            with trio.CancelScope(shield=True):
+                await trio.sleep(seconds)
+            nursery.cancel_scope.cancel("done")
+
+    async def note_cancel(self, index: int) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.end_call(index, trio.current_time() + UNWIND)
+
+    def end_call(self, index: int, at: float) -> None:
+        name, began, ended = self.calls[index]
+        self.calls[index] = (name, began, min(ended, at))
 
     def check_call(self, name: str) -> None:
         """Note what is wrong with this call: the lifecycle would only log an assertion."""
@@ -227,20 +285,32 @@ class Run:
 
     async def guest(self, visit: Visit, in_front: bool) -> None:
         gate = self.lifecycle.http if in_front else self.lifecycle.work
+        end = trio.current_time() + visit.seconds
+        prospects = Prospects(visit.movable)
+        if visit.estimated:
+            prospects.estimate = lambda: end - trio.current_time()
         try:
             admitting = gate.admit(
                 f"{gate.name} {len(self.guests)}",
                 graceful=visit.graceful,
-                estimate=lambda: visit.seconds,
+                prospects=prospects,
+                peer=Peer() if in_front else self.peers[visit.peer],
             )
             with admitting as admission:
                 assert self.may_enter(in_front), "admitted although it should not be"
                 guest = Guest(visit, in_front, admission, trio.current_time())
                 self.guests.append(guest)
                 admission.on_cut.append(lambda: setattr(guest, "cut", trio.current_time()))
+                if visit.spoken_for:
+                    admission.on_abort.append(partial(self.speak, guest))
                 await self.stay(guest)
         except Draining:
             assert not self.may_enter(in_front), "refused although it should not be"
+
+    def speak(self, guest: Guest) -> None:
+        assert not self.aborting, "its connection may be gone by now"
+        assert not guest.told, "told twice"
+        guest.told = guest.admission.settle(guest.admission.verdict())
 
     def may_enter(self, in_front: bool) -> bool:
         if min(self.escalated, self.failed) < math.inf:
@@ -297,6 +367,10 @@ class Run:
         await self.lifecycle.interrupted.wait()
         self.interrupted = trio.current_time()
 
+    async def watch_end(self) -> None:
+        await self.lifecycle.wait_stopped()
+        self.check_stopped()
+
     async def close(self) -> None:
         if self.scenario.closes_at is not None:
             await trio.sleep_until(self.scenario.closes_at)
@@ -314,6 +388,7 @@ class Run:
                 for phase in Phase:
                     services.start_soon(self.watch, phase)
                 services.start_soon(self.watch_interrupt)
+                services.start_soon(self.watch_end)
                 services.start_soon(self.lifecycle.run)
                 services.start_soon(self.close)
                 async with trio.open_nursery() as outer:
@@ -323,7 +398,6 @@ class Run:
                         for visit in self.scenario.visits:
                             work.start_soon(self.visit, visit)
                         await self.lifecycle.wait_stopped()
-                        self.check_stopped()
                         work.cancel_scope.cancel("stopped")
                     outer.cancel_scope.cancel("stopped")
         self.check()
@@ -335,6 +409,9 @@ class Run:
         """When the process must be gone, by the words of the rule."""
         timetable = self.scenario.timetable
         ends = [self.failed + timetable.fatal, self.escalated + timetable.stop + 5]
+        ends.append(max(self.escalated, self.entered.get(Phase.STOPPED, math.inf)) + 5)
+        if self.escalated == math.inf:
+            ends.pop()
         if timetable.total is not None and self.first != "fail":
             ends.append(self.stop_began + timetable.total)
         return min(ends)
@@ -346,16 +423,21 @@ class Run:
     def check_stopped(self) -> None:
         """Emptiness, at the instant in which the sequence ends."""
         now = trio.current_time()
+        left = self.lifecycle.report().leftovers
+        assert {step.removesuffix("_callback") for step in left} >= self.busy, "left in silence"
         if now >= self.hard:
             return  # nothing but the hard end excuses who is left
         assert self.lifecycle.in_flight() == ()
+        # Of the time for farewells the front may use one half.
+        time = min(2, self.hard - self.entered[Phase.STOPPING]) / 2
         for guest in self.guests:
             assert guest.left <= now, "left behind"
             assert guest.said_farewell or guest.aborted or guest.orphaned, (
                 "gone without its farewell"
             )
-            quick = guest.visit.farewell < 0.5 and not guest.visit.deaf
+            quick = guest.visit.farewell < time / 2 and not guest.visit.deaf
             assert not (quick and guest.aborted), "aborted in mid-farewell"
+            assert not guest.aborted or guest.told == guest.visit.spoken_for, "not spoken for"
 
     def check(self) -> None:
         assert self.faults == []
@@ -368,6 +450,7 @@ class Run:
         for phase in (Phase.GRACE, Phase.DRAINING, Phase.STOPPING):
             self.check_prompt(phase)
         self.check_counts()
+        self.check_handover()
 
     def check_record(self) -> None:
         """Every phase is recorded once, in order, and ended in a way that the table knows."""
@@ -392,28 +475,58 @@ class Run:
             self.entered[phase] for phase in (Phase.GRACE, Phase.DRAINING, Phase.STOPPING)
         )
         front = timetable.http_drain
+        jobs = (self.scenario.unregister, *self.scenario.hooks.values())
+        moment = sum(job.deaf for job in jobs) * UNWIND
         assert grace == start
-        assert draining - grace <= (0 if front is not None else timetable.grace + 2)
+        assert draining - grace <= (0 if front is not None else timetable.grace + 2 + moment)
         before = 0 if front is None else front + timetable.farewell + 2
-        hooks = len(self.scenario.hooks) * timetable.hook
+        hooks = len(self.scenario.hooks) * timetable.hook + moment
         assert stopping - draining <= before + hooks + timetable.drain
-        assert stopped - stopping <= 2
-        assert stopped <= max(self.hard, start)
+        assert stopped - stopping <= 2 + moment
+        assert stopped <= max(self.hard, start) + moment
         if timetable.total is not None and self.first != "fail":
             reserve = min(5, timetable.total / 5)
-            assert stopping <= start + timetable.total - reserve
+            assert stopping <= start + timetable.total - reserve + moment
         reserve = min(5, timetable.fatal / 5)
-        assert stopping <= max(self.failed + timetable.fatal - reserve, start)
-        assert stopping <= max(self.escalated, start)
+        assert stopping <= max(self.failed + timetable.fatal - reserve, start) + moment
+        assert stopping <= max(self.escalated, start) + moment
         if start <= self.failed < stopping:
-            assert draining == min(draining, self.failed), "grace after a fatal error"
+            assert draining <= self.failed + moment, "grace after a fatal error"
+        for name, _began, ended in self.calls:
+            assert name == "unregister" or ended <= stopping, "it goes on though it was passed"
 
     def check_unregistering(self) -> None:
         """It takes its time, at most two seconds, whatever else is cut short; and at once."""
         [(_name, began, ended)] = [call for call in self.calls if call[0] == "unregister"]
-        limit = min(self.scenario.unregister.seconds, 2)
-        assert ended == min(began + limit, max(began, self.hard))
+        # What happens in the same instant may come before it, or after.
+        spare = [self.spare(began, seen) for seen in ((), (began,))]
+        limits = [min(self.scenario.unregister.seconds, 2, limit) for limit in spare]
+        ends = [min(began + limit, max(began, self.hard)) for limit in limits]
+        if self.scenario.unregister.deaf:
+            whole = began + self.scenario.unregister.seconds
+            ends = [min(end + UNWIND, whole) for end in ends]
+        assert any(math.isclose(ended, end, abs_tol=1e-9) for end in ends)
         assert began <= max(self.stop_began, min(self.failed, self.escalated))
+
+    def spare(self, at: float, seen: tuple[float, ...]) -> float:
+        """How long the unregistering may take from then on, and leave the engine its reserve.
+
+        ``seen``: events of these times have happened; all others only if they were before.
+        """
+        timetable = self.scenario.timetable
+        hard, budget = [math.inf], [math.inf]
+        if timetable.total is not None and self.first != "fail":
+            hard.append(self.stop_began + timetable.total)
+            budget.append(hard[-1] - min(5, timetable.total / 5))
+        if self.failed < at or self.failed in seen:
+            hard.append(self.failed + timetable.fatal)
+            budget.append(hard[-1] - min(5, timetable.fatal / 5))
+        escalated = self.escalated < at or self.escalated in seen
+        if escalated:
+            hard.append(self.escalated + timetable.stop + 5)
+        if escalated or at >= min(budget):
+            return max(0, min(hard) - at) / 2
+        return min(budget) - at
 
     def check_shield(self) -> None:
         """A shield ends with its limit or at the hard end, also one that was there before."""
@@ -503,9 +616,78 @@ class Run:
             assert outcome is not None
             if guest.admission.reason is None and guest.said_farewell:
                 assert outcome is Outcome.FINISHED
-            if guest.aborted and guest.left >= self.entered[Phase.STOPPING]:
+            assert not guest.told or outcome in (Outcome.CUT, Outcome.HANDED_OVER)
+            if not guest.told and guest.aborted and guest.left >= self.entered[Phase.STOPPING]:
                 assert outcome is Outcome.LOST
         assert self.lifecycle.exit_code() == (1 if self.failed < math.inf else 0)
+
+    def check_handover(self) -> None:
+        """Who is handed over, and when: by the words of the rule."""
+        for number, places in enumerate(self.scenario.places):
+            sent = [g for g in self.guests if g.visit.peer == number and not g.in_front]
+            cut = [g for g in sent if g.admission.reason is not None]
+            early = [g for g in cut if g.admission.reason is CutReason.HANDOVER]
+            self.check_early(places, sent, early)
+            self.check_moved(places, cut)
+
+    def check_moved(self, places: int | None, cut: list[Guest]) -> None:
+        """Whoever is told to end goes on elsewhere, if that is possible."""
+        movable = [g for g in cut if g.visit.movable]
+        assert not any(g.admission.moved for g in cut if g not in movable)
+        confirmed = [g for g in movable if g.admission.confirmed]
+        assert len(confirmed) == min(places or 0, len(movable))
+        for guest in movable:
+            assert guest.admission.moved == (places is None or guest.admission.confirmed)
+        for guest in cut:
+            if guest.said_farewell or guest.told:
+                handed = guest.admission.outcome is Outcome.HANDED_OVER
+                assert handed == guest.admission.moved
+
+    def check_early(self, places: int | None, sent: list[Guest], early: list[Guest]) -> None:
+        policy, at = self.scenario.timetable.drain_policy, self.interrupted
+        here = [g for g in sent if g.entered < at < g.left and g.visit.movable]
+        here = [g for g in here if g.cut is None or g.cut > at or g in early]
+        times = sorted(g.cut for g in early if g.cut is not None)
+        assert all(g.visit.movable for g in early)
+        if policy is DrainPolicy.FINISH:
+            assert early == []
+        elif policy is DrainPolicy.MIGRATE:
+            assert all(g.admission.moved for g in early), "nobody has a place for it"
+            assert set(times) <= {at}
+            if self.entered[Phase.STOPPING] > at:
+                assert len(early) >= (len(here) if places is None else min(places, len(here)))
+        elif early:
+            left = self.drain_end(at) - at
+            assert all(g.visit.estimated for g in early)
+            assert all(g.entered + g.visit.seconds > at + left for g in early), "not hopeless"
+            assert times[-1] <= at + left * SHARE, "too slow"
+            assert not left or len(set(times)) == len(times), "two at once"
+        if policy is DrainPolicy.AUTO:
+            # Those for whom nothing waits end in the same instant, and go where there is a place.
+            closed = [g for g in sent if g.admission.reason is CutReason.ENDPOINT_CLOSED]
+            taken = sum(g.admission.confirmed for g in closed)
+            self.check_all_hopeless((places or 0) - taken, here, early)
+
+    def check_all_hopeless(self, places: int, here: list[Guest], early: list[Guest]) -> None:
+        """As many as can be placed have gone, if there was the time for it."""
+        at = self.interrupted
+        left = self.drain_end(at) - at
+        hopeless = [
+            g for g in here if g.visit.estimated and g.entered + g.visit.seconds > at + left
+        ]
+        whole = at + left * SHARE < min(self.entered[Phase.STOPPING], self.escalated, self.failed)
+        if whole and not any(g.orphaned or g.aborted for g in here):
+            assert len(early) >= min(places, len(hopeless))
+
+    def drain_end(self, at: float) -> float:
+        """When the drain ends at the latest, as it looked at this time."""
+        timetable = self.scenario.timetable
+        ends = [at + timetable.drain]
+        if timetable.total is not None and self.first != "fail":
+            ends.append(self.stop_began + timetable.total - min(5, timetable.total / 5))
+        if self.failed <= at:
+            ends.append(self.failed + timetable.fatal - min(5, timetable.fatal / 5))
+        return min(ends)
 
 
 #: mutants.py wants to know whether a mistake is found, not its smallest example.
@@ -513,6 +695,14 @@ HUNTING = "MODEL_EXAMPLES" in os.environ
 assert dynamo_trio.__file__.startswith(os.environ.get("MODEL_PACKAGE", "")), "the wrong package"
 
 BUSY = tuple(Visit(at=0, front=front, seconds=100, farewell=0.375) for front in (False, True))
+LONE = (Visit(at=0, front=False, seconds=100),)
+#: More than one peer takes; and one that ends in time.
+HOPELESS = (
+    *(Visit(at=0, front=False, seconds=100 + n, farewell=0.375, peer=n % 2) for n in range(8)),
+    Visit(at=0, front=False, seconds=4),
+    Visit(at=0, front=False, seconds=60, movable=False),
+    Visit(at=0, front=False, seconds=60, estimated=False),
+)
 
 
 @settings(
@@ -526,6 +716,15 @@ BUSY = tuple(Visit(at=0, front=front, seconds=100, farewell=0.375) for front in 
 @example(Scenario(Timetable()))
 @example(Scenario(Timetable(drain=3), BUSY))
 @example(Scenario(Timetable(http_drain=3, drain=3), BUSY))
+@example(Scenario(Timetable(grace=0, drain=8), HOPELESS, places=(9, 2)))
+@example(Scenario(Timetable(grace=0, drain=0.5), HOPELESS, places=(9, 9)))
+@example(Scenario(Timetable(grace=0, drain=8), HOPELESS, places=(0, None)))
+@example(Scenario(Timetable(grace=0, drain=8), LONE, places=(9, None)))
+@example(
+    Scenario(
+        Timetable(grace=0, drain=8, drain_policy=DrainPolicy.MIGRATE), HOPELESS, places=(1, None)
+    )
+)
 def test_every_stop_is_safe_empty_prompt_and_bounded(scenario: Scenario) -> None:
     logging.disable()  # a thousand stops have much to say
     try:

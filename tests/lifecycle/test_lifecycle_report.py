@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
-from dynamo_trio.lifecycle import Ending, Outcome, ShutdownReport, Stage
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_trio.lifecycle import Ending, Outcome, Phase, ShutdownReport, Stage
 from dynamo_trio.lifecycle.report import summary
 
 
@@ -58,6 +62,57 @@ def test_the_report_is_one_line() -> None:
         "leftovers": ["generate 1"],
         "errors": ["OSError: gone\nfor good"],
     }
+
+
+stages = st.builds(
+    Stage,
+    st.text(),
+    st.floats(0, 1e9),
+    st.none() | st.floats(0, 1e9),
+    st.none() | st.sampled_from(Ending),
+    st.text() | st.text().map(lambda text: text * 100),
+)
+texts = st.text() | st.text(max_size=4).map(lambda text: text * 1000)
+counts = st.dictionaries(st.sampled_from(Outcome), st.integers(0, 10**12))
+
+
+@given(
+    st.builds(
+        ShutdownReport,
+        cause=texts,
+        phase=st.sampled_from(Phase).map(lambda phase: phase.label),
+        exit_code=st.integers(0, 255),
+        seconds=st.floats(0, 1e9),
+        phases=st.lists(stages.map(lambda s: attrs.evolve(s, name="draining")), max_size=4).map(
+            tuple
+        ),
+        steps=st.lists(stages, max_size=3).map(lambda some: tuple(some * 40)),
+        requests=counts,
+        gates=st.fixed_dictionaries({"http": counts, "work": counts}),
+        leftovers=st.lists(texts).map(tuple),
+        errors=st.lists(texts).map(tuple),
+    )
+)
+def test_a_report_always_fits_into_what_is_kept_of_it(report: ShutdownReport) -> None:
+    line = report.to_json()
+    assert len(line.encode()) < 4095  # and the end of the line
+    said = json.loads(line)
+    assert (said["exit_code"], said["phase"]) == (report.exit_code, report.phase)
+    assert len(said["phases"]) == len(report.phases)
+
+
+def test_of_many_steps_the_first_are_told_and_the_worst_of_the_rest() -> None:
+    steps = [Stage(f"remove /tmp/folder-{i}", i, 0.5, Ending.COMPLETED) for i in range(60)]
+    steps[50] = attrs.evolve(steps[50], ending=Ending.TIMED_OUT)
+    report = ShutdownReport(cause="SIGTERM", phase="stopped", exit_code=0, steps=tuple(steps))
+    *told, rest = json.loads(report.to_json())["steps"]
+    assert [one["step"] for one in told] == [stage.name for stage in steps[:12]]
+    assert rest == {"step": "and 48 more", "outcome": "timed_out", "seconds": 24.0}
+
+
+def test_letters_that_take_six_bytes_are_counted_as_six() -> None:
+    report = ShutdownReport(cause="\u65e5" * 100, phase="stopped", exit_code=0)
+    assert json.loads(report.to_json())["cause"] == "\u65e5" * 39 + " ..."
 
 
 def test_many_leftovers_still_fit_into_one_write() -> None:

@@ -12,13 +12,16 @@ import trio.testing
 
 from dynamo_trio.errors import Draining
 from dynamo_trio.lifecycle import (
+    Admission,
     CutReason,
     DrainPolicy,
     GraceMode,
     Hooks,
     Lifecycle,
     Outcome,
+    Peer,
     Phase,
+    Prospects,
     Timetable,
 )
 
@@ -42,7 +45,7 @@ async def broken() -> None:
     raise OSError("the registry is gone")
 
 
-def hooks(**given: Callable[[], Awaitable[object]]) -> Hooks:
+def hooks(**given: Any) -> Hooks:
     return Hooks(**given)
 
 
@@ -289,6 +292,94 @@ async def test_a_callback_is_bounded_and_never_fatal(
     assert world.lifecycle.exit_code() == 0
 
 
+class Left(BaseException):
+    """As ``asyncio.CancelledError`` is one."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(7),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        Left(),
+        BaseExceptionGroup("both", [ValueError("bad"), SystemExit(3)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_callback_cannot_leave_the_process(
+    running: Running,
+    name: str,
+    error: BaseException,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: MockClock,
+) -> None:
+    async def leave() -> None:
+        await trio.sleep(1)
+        raise error
+
+    async with running(Timetable(grace=0), hooks=hooks(**{name: leave})) as world:
+        request = world.request(3)
+        world.lifecycle.request_stop("SIGTERM")
+    assert request.left == 3
+    assert world.outcomes()[f"{name}_callback"] == "failed"
+    assert world.outcomes()["draining"] == "completed"
+    assert world.lifecycle.exit_code() == 0
+    [told] = [r for r in caplog.records if r.message.endswith("failed; the stop goes on")]
+    assert told.exc_info is not None
+
+
+async def test_a_callback_whose_sequence_is_cancelled_ends_with_it(
+    autojump_clock: MockClock,
+) -> None:
+    lifecycle = Lifecycle(Timetable(grace=0), hooks=hooks(drain=trio.sleep_forever))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lifecycle.run)
+        lifecycle.request_stop("SIGTERM")
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == 1
+    assert [str(step.ending) for step in lifecycle.report().steps][-1] == "cancelled"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(5)], ids=["error", "exit"])
+async def test_a_shutdown_event_that_cannot_be_set_is_passed(
+    running: Running,
+    error: BaseException,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: MockClock,
+) -> None:
+    class Broken:
+        def set(self) -> None:
+            raise error
+
+    given = hooks(shutdown_event=Broken(), cleanup=sleeper(1))
+    async with running(Timetable(grace=0), hooks=given) as world:
+        request = world.request(3)
+        world.lifecycle.request_stop("SIGTERM")
+    assert request.left == 3
+    assert world.outcomes()["cleanup_callback"] == "completed"
+    assert "shutdown_event.set() failed; the stop goes on" in caplog.text
+
+
+async def test_a_callback_that_cannot_be_ended_is_told_of(
+    running: Running, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def blocks() -> None:
+        autojump_clock.jump(4)
+
+    async def in_time() -> None:
+        await trio.sleep(2)
+
+    given = hooks(drain=blocks, cleanup=in_time)
+    async with running(Timetable(grace=0, hook=2), hooks=given) as world:
+        world.lifecycle.request_stop("SIGTERM")
+    assert world.seconds()["drain_callback"] == 4
+    [told] = [m for m in caplog.messages if "instead of at most" in m]
+    assert told.startswith("drain_callback took 4.0 s instead of at most 2.0 s: it blocked")
+
+
 async def test_cleanup_that_raises_while_its_limit_cancels_it(
     running: Running, autojump_clock: MockClock
 ) -> None:
@@ -388,29 +479,38 @@ async def test_a_handler_that_raises_counts_as_ended(
 
 
 @pytest.mark.parametrize(
-    ("policy", "places", "left"),
+    ("policy", "places", "left", "handed", "unconfirmed"),
     [
-        (DrainPolicy.FINISH, 9, [0.5, 11, 11]),
-        (DrainPolicy.MIGRATE, 0, [0.5, 1, 1]),
-        (DrainPolicy.AUTO, 9, [0.5, 11, 1]),  # the second has no estimate
-        (DrainPolicy.AUTO, 0, [0.5, 11, 11]),
+        (DrainPolicy.FINISH, 0, [0.5, 11, 11], 0, 0),
+        (DrainPolicy.FINISH, None, [0.5, 11, 11], 2, 2),  # at the limit, to who cannot say
+        (DrainPolicy.MIGRATE, None, [0.5, 1, 1], 2, 2),
+        (DrainPolicy.MIGRATE, 0, [0.5, 11, 11], 0, 0),
+        (DrainPolicy.AUTO, 1, [0.5, 11, 1], 1, 0),  # the second has no estimate
+        (DrainPolicy.AUTO, 2, [0.5, 11, 1], 2, 0),
+        (DrainPolicy.AUTO, 0, [0.5, 11, 11], 0, 0),
     ],
 )
 async def test_the_policy_is_applied_at_the_interrupt(
-    running: Running, policy: DrainPolicy, places: int, left: list[float], autojump_clock: MockClock
+    running: Running,
+    policy: DrainPolicy,
+    places: int | None,
+    left: list[float],
+    handed: int,
+    unconfirmed: int,
+    autojump_clock: MockClock,
 ) -> None:
-    timetable = Timetable(grace=1, drain=10, drain_policy=policy)
-    async with running(timetable, places=lambda: places) as world:
+    timetable, peer = Timetable(grace=1, drain=10, drain_policy=policy), Peer(places)
+    async with running(timetable) as world:
         requests = [
-            world.request(0.5, estimate=lambda: 0.0),
-            world.request(100),
-            world.request(100, estimate=lambda: 99.0),
+            world.request(0.5, prospects=Prospects(estimate=lambda: 0.0), peer=peer),
+            world.request(100, peer=peer),
+            world.request(100, prospects=Prospects(estimate=lambda: 99.0), peer=peer),
         ]
         world.lifecycle.request_stop("SIGTERM")
     assert [request.left for request in requests] == left
-    handed = sum(at == 1 for at in left[1:])
-    assert world.lifecycle.report().requests[Outcome.HANDED_OVER] == handed
-    assert world.lifecycle.report().unconfirmed == handed
+    report = world.lifecycle.report()
+    assert report.requests[Outcome.HANDED_OVER] == handed
+    assert report.unconfirmed == unconfirmed
 
 
 # --- stopping -----------------------------------------------------------------------------------
@@ -442,6 +542,36 @@ async def test_stopped_comes_even_if_nothing_can_move_a_request(
                 assert world.outcomes()["stopping"] == "timed_out"
                 assert world.lifecycle.report().leftovers == ("immovable 1",)
         elsewhere.cancel_scope.cancel()
+
+
+async def test_the_client_of_who_does_not_leave_hears_its_end_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
+    lifecycle, told = Lifecycle(Timetable(grace=0, drain=1), exit_code_on_loss=3), []
+
+    def speak(admission: Admission) -> None:
+        told.append((trio.current_time(), admission.reason))
+        admission.settle(admission.verdict())
+
+    async def stuck() -> None:
+        with lifecycle.work.admit("stuck 1", peer=Peer(None)) as admission:
+            admission.on_abort.append(lambda: speak(admission))
+            with trio.CancelScope(shield=True):
+                await trio.sleep(60)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stuck)
+        nursery.start_soon(lifecycle.run)
+        await trio.testing.wait_all_tasks_blocked()
+        lifecycle.on_abort(lambda: told.append((trio.current_time(), None)))
+        lifecycle.request_stop("SIGTERM")
+        await lifecycle.wait_stopped()
+        assert trio.current_time() == 3
+        assert lifecycle.report().leftovers == ("stuck 1",)
+        assert lifecycle.report().requests == {Outcome.HANDED_OVER: 1}
+        assert lifecycle.exit_code() == 0  # it stays there, but no work is lost
+    assert told == [(2, CutReason.DRAIN_LIMIT), (2, None)]  # before connections are reset
+    assert lifecycle.report().requests == {Outcome.HANDED_OVER: 1}
 
 
 @pytest.mark.parametrize(("lost", "code"), [(False, 0), (True, 3)])
@@ -519,6 +649,71 @@ async def test_a_total_of_nothing_ends_at_once(running: Running, autojump_clock:
     # The farewell and the abort are due in the same instant: whichever task runs first wins.
     (outcome,) = world.lifecycle.report().requests
     assert outcome in (Outcome.CUT, Outcome.LOST)
+
+
+async def closing(lifecycle: Lifecycle) -> float:
+    """How long an engine may close that does not."""
+    began = trio.current_time()
+    with lifecycle.cleanup(30):
+        await trio.sleep(1000)
+    return trio.current_time() - began
+
+
+@pytest.mark.parametrize(("total", "budget"), [(1, 0.8), (2, 1.6)])
+async def test_unregistering_that_hangs_leaves_the_engine_its_reserve(
+    running: Running, total: float, budget: float, autojump_clock: MockClock
+) -> None:
+    async with running(Timetable(grace=9, total=total)) as world:
+        world.lifecycle.on_unregister(sleeper(99))
+        world.lifecycle.request_stop("SIGTERM")
+        await world.lifecycle.wait_phase(Phase.STOPPING)
+        assert world.now == budget
+        await world.lifecycle.wait_stopped()
+        assert world.seconds()["unregister"] == budget
+        assert await closing(world.lifecycle) == pytest.approx(total - budget)
+        assert world.now == total
+
+
+async def test_unregistering_that_comes_behind_the_budget_takes_half_of_the_rest(
+    running: Running, autojump_clock: MockClock
+) -> None:
+    async with running(Timetable(http_drain=60, total=10)) as world:
+        world.lifecycle.on_unregister(sleeper(99))
+        world.request(100, gate=world.lifecycle.http)
+        await trio.testing.wait_all_tasks_blocked()
+        world.lifecycle.request_stop("SIGTERM")
+        await world.lifecycle.wait_stopped()
+        assert world.now == 9
+        assert await closing(world.lifecycle) == 1
+
+
+async def test_after_an_escalation_the_engine_has_five_seconds(
+    running: Running, autojump_clock: MockClock
+) -> None:
+    overdue: list[float] = []
+    async with running() as world:
+        world.lifecycle.on_overdue(lambda seconds: overdue.append(world.now + seconds))
+        world.request(100, farewell=0.5)
+        world.lifecycle.request_stop("SIGTERM")
+        await trio.sleep(1)
+        world.lifecycle.escalate("SIGINT")
+        await world.lifecycle.wait_stopped()
+        assert world.now == 1.5
+        assert await closing(world.lifecycle) == 5
+    assert overdue[-1] == 1.5 + 5 + 5
+
+
+async def test_an_escalation_while_the_engine_closes_leaves_it_five_seconds(
+    running: Running, autojump_clock: MockClock
+) -> None:
+    async with running(Timetable(grace=0)) as world:
+        world.lifecycle.request_stop("SIGTERM")
+        await world.lifecycle.wait_stopped()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(closing, world.lifecycle)
+            await trio.sleep(3)
+            world.lifecycle.escalate("SIGINT")
+        assert world.now == 8
 
 
 # --- hurrying ------------------------------------------------------------------------------------
@@ -686,8 +881,9 @@ async def test_the_overdue_time_only_shrinks(running: Running, autojump_clock: M
         world.lifecycle.escalate("SIGINT")
         late: list[float] = []
         world.lifecycle.on_overdue(late.append)
-    assert told == [60, 35, 12]
-    assert late == [12]
+    # What the farewells leave of their time is given back.
+    assert list(dict.fromkeys(told)) == [60, 35, 12, 10]
+    assert list(dict.fromkeys(late)) == [12, 10]
 
 
 # --- other ways to end ---------------------------------------------------------------------------
@@ -802,7 +998,7 @@ async def test_a_shield_that_is_in_force_shrinks_too(
         world.lifecycle.escalate("SIGINT")
         await world.lifecycle.wait_stopped()
         assert world.now == 1  # the stop is over; the engine still closes
-    assert world.now == 1 + 2 + 5
+    assert world.now == 1 + 5
 
 
 async def test_the_snapshot_follows_every_change(

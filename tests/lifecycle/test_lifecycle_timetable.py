@@ -33,8 +33,22 @@ def test_the_watchdog_waits_five_seconds_longer_than_the_stop_may_take() -> None
 
 
 def test_the_watchdog_comes_before_the_kill() -> None:
-    assert Timetable(total=57, killed_after=60).watchdog_limit == 59
+    assert Timetable(total=57, killed_after=60).watchdog_limit == 58
     assert Timetable(total=10, killed_after=60).watchdog_limit == 15
+
+
+@pytest.mark.parametrize(
+    ("limits", "second"),
+    [
+        (Timetable(), Timetable().watchdog_limit + 2),
+        (Timetable(total=57, killed_after=60), 59),
+        (Timetable(total=52.5, killed_after=60), 59),
+        (Timetable(total=10, killed_after=60), 17),
+        (Timetable(total=2, killed_after=5), 4),
+    ],
+)
+def test_so_does_its_second_line(limits: Timetable, second: float) -> None:
+    assert limits.watchdog_limit + limits.second_line == second
 
 
 def test_one_line_tells_the_timetable() -> None:

@@ -41,6 +41,7 @@ def card_of(folder: Path, **more: Any) -> CardJson:
 
 def with_tokenizer(card: CardJson, **changes: Any) -> CardJson:
     """The card with its entry for tokenizer.json changed."""
+    assert card.tokenizer is not None
     file = card.tokenizer.hf_tokenizer_json
     assert not isinstance(file, msgspec.UnsetType)
     changed = msgspec.structs.replace(file, **changes)

@@ -31,6 +31,7 @@ from dynamo_trio.wire.dynamo.control import ControlMessage, decode_payload
 from dynamo_trio.wire.dynamo.receiver import Closed
 from dynamo_trio.wire.dynamo.request_frame import RequestFrame
 from dynamo_trio.wire.dynamo.request_plane import RequestServer
+from dynamo_trio.wire.llm import encode_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -93,6 +94,9 @@ class Collector:
         self.batches.append([read(payload) for payload in payloads])
         if self.grants and self.stream is not None:
             self.stream.grant(len(payloads))
+
+    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+        self.feed([encode_token(MSGPACK, token_id) for token_id in token_ids])
 
     def finish(self, error: DynamoException | None) -> None:
         self.ends.append(error)

@@ -1,4 +1,4 @@
-"""Every request plane keeps these promises: in memory, and Dynamo's tcp in each of its ways."""
+"""Every request plane keeps these promises: in memory, Dynamo's tcp, and mux, in all ways."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from dynamo_trio.plane import (
     RequestHead,
     RequestPlane,
 )
+from dynamo_trio.plane.mux import MuxSettings, open_mux_plane
 from dynamo_trio.plane.tcp import TcpSettings, TlsSettings, open_tcp_plane
 from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec
+from dynamo_trio.wire.llm import encode_token
 from tests.plane.tls_files import mutual_tls
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @attrs.define(eq=False)
 class RecordingSink:
+    #: Of the stream.
+    codec: Codec = MSGPACK
     payloads: list[bytes] = attrs.field(factory=list)
     ends: list[DynamoException | None] = attrs.field(factory=list)
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -62,6 +66,9 @@ class RecordingSink:
     def feed(self, payloads: Sequence[bytes]) -> None:
         assert not self.ends
         self.payloads.extend(payloads)
+
+    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+        self.feed([encode_token(self.codec, token_id) for token_id in token_ids])
 
     def finish(self, error: DynamoException | None) -> None:
         self.ends.append(error)
@@ -132,11 +139,21 @@ async def sockets(
         yield worker, client
 
 
+@asynccontextmanager
+async def mux(tls: TlsSettings) -> AsyncIterator[tuple[RequestPlane, RequestPlane]]:
+    settings = MuxSettings(host="127.0.0.1", tls=tls)
+    async with open_mux_plane(settings) as worker, open_mux_plane(settings) as client:
+        yield worker, client
+
+
 KINDS = {
     "mem": Kind(memory),
     "tcp-msgpack": Kind(lambda _: sockets(TlsSettings())),
     "tcp-json": Kind(lambda _: sockets(TlsSettings()), JSON),
     "tcp-tls": Kind(lambda folder: sockets(mutual_tls(folder))),
+    "mux-msgpack": Kind(lambda _: mux(TlsSettings())),
+    "mux-json": Kind(lambda _: mux(TlsSettings()), JSON),
+    "mux-tls": Kind(lambda folder: mux(mutual_tls(folder))),
 }
 
 
@@ -175,7 +192,8 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         kind.open(tmp_path) as (worker, client),
         worker.serve("1f/generate", endpoint) as address,
     ):
-        yield Bench(worker, client, kind.codec, endpoint, address)
+        sink = RecordingSink(kind.codec)
+        yield Bench(worker, client, kind.codec, endpoint, address, sink)
 
 
 # --- the ordinary way ------------------------------------------------------------------------
@@ -236,6 +254,59 @@ async def test_a_large_question_and_a_large_answer(bench: Bench) -> None:
     assert bench.sink.payloads == [answer]
 
 
+async def test_an_endpoint_may_answer_without_the_annotated_envelope(bench: Bench) -> None:
+    bare = FakeEndpoint()
+    head = attrs.evolve(bench.head, annotated=False)
+    async with (
+        bench.worker.serve("1f/bare", bare, annotated=False) as address,
+        bench.client.open_stream(address, head, bench.value("question"), bench.sink),
+    ):
+        assert bare.call.head.annotated is False
+        bare.call.outbox.begin()
+        bare.call.outbox.put(bench.value({"data": 1}))
+        bare.call.outbox.put_tokens([7])
+        bare.call.outbox.finish(None)
+        assert await bench.sink.end() is None
+    assert bench.sink.payloads == [bench.value({"data": 1}), bench.value({"token_ids": [7]})]
+
+
+async def test_tokens_arrive_in_order_among_items(bench: Bench) -> None:
+    def token(token_id: int) -> bytes:
+        return encode_token(bench.codec, token_id)
+
+    async with bench.ask():
+        outbox = bench.call.outbox
+        outbox.begin()
+        outbox.put_tokens([1])
+        outbox.put_tokens([2, 3])
+        outbox.put(bench.value("between"))
+        outbox.put_tokens([])
+        outbox.put_tokens([2**31])
+        outbox.put(bench.value("last"))
+        outbox.finish(None)
+        outbox.put_tokens([4])
+        assert await bench.sink.end() is None
+    between, last = bench.value("between"), bench.value("last")
+    assert bench.sink.payloads == [*map(token, (1, 2, 3)), between, token(2**31), last]
+
+
+async def test_tokens_wait_for_a_slow_reader_and_none_is_lost(bench: Bench) -> None:
+    """An engine does not stop for one slow reader: it is not even asked."""
+    count = 5 * INITIAL_CREDIT
+    async with bench.ask() as stream:
+        outbox = bench.call.outbox
+        outbox.begin()
+        for token_id in range(count):
+            outbox.put_tokens([token_id])
+        outbox.put(bench.value("last"))
+        outbox.finish(None)
+        await until(lambda: len(bench.sink.payloads) >= INITIAL_CREDIT)
+        stream.grant(count)
+        assert await bench.sink.end() is None
+    expected = [encode_token(bench.codec, n) for n in range(count)]
+    assert bench.sink.payloads == [*expected, bench.value("last")]
+
+
 # --- other ends ------------------------------------------------------------------------------
 
 
@@ -252,6 +323,30 @@ async def test_the_first_end_wins_and_nothing_follows_it(bench: Bench) -> None:
         await trio.sleep(MOMENT)
     assert bench.sink.payloads == [bench.value("early")]
     assert len(bench.sink.ends) == 1
+
+
+async def test_an_error_does_not_wait_behind_what_has_no_credit(bench: Bench) -> None:
+    """A reader that takes nothing must still hear in time that its stream goes elsewhere.
+
+    On Dynamo's tcp everything is in one pipe, so there it hears it once it takes what lies there.
+    """
+    count = 5 * INITIAL_CREDIT
+    async with bench.ask() as stream:
+        outbox = bench.call.outbox
+        outbox.begin()
+        for token_id in range(count):
+            outbox.put_tokens([token_id])
+        outbox.put(bench.value("last"))
+        outbox.finish(EngineShutdown("handed over", planned=True))
+        if bench.worker.name == "tcp":
+            stream.grant(count + 1)
+        end = await bench.sink.end()
+        assert isinstance(end, EngineShutdown)
+        assert end.planned == (bench.worker.name != "tcp")
+    expected = [*(encode_token(bench.codec, n) for n in range(count)), bench.value("last")]
+    if bench.worker.name != "tcp":
+        del expected[INITIAL_CREDIT:]
+    assert bench.sink.payloads == expected
 
 
 async def test_an_invalid_request_ends_its_stream_before_it_begins(bench: Bench) -> None:
@@ -436,6 +531,58 @@ async def test_settling_waits_for_an_answer_to_begin(bench: Bench) -> None:
         bench.client.instance_gone(bench.address)
         bench.call.outbox.finish(None)
         assert await bench.sink.end() is None
+
+
+async def test_what_is_withdrawn_is_served_to_its_end_and_may_come_back(bench: Bench) -> None:
+    bench.client.instance_found(bench.address)
+    async with bench.ask():
+        bench.call.outbox.begin()
+        bench.worker.withdraw(bench.address)
+        with trio.fail_after(PATIENCE):
+            await bench.worker.wait_acknowledged()
+        assert bench.worker.places == 0
+        bench.call.outbox.put(bench.value(1))
+        bench.call.outbox.finish(None)
+        assert await bench.sink.end() is None
+    bench.worker.restore(bench.address)
+    await until(lambda: not bench.client.avoids(bench.address))
+    again = RecordingSink(bench.codec)
+    async with bench.ask(again):
+        bench.endpoint.calls[1].outbox.finish(None)
+        assert await again.end() is None
+
+
+async def test_what_a_peer_can_place_elsewhere_is_known_as_far_as_it_can_say(bench: Bench) -> None:
+    async with bench.ask():
+        can_say = bench.worker.name != "tcp"
+        assert bench.call.outbox.peer.places == (0 if can_say else None)
+        bench.call.outbox.finish(None)
+
+
+async def test_who_avoids_a_worker_sends_it_nothing_and_who_does_not_is_served(
+    bench: Bench,
+) -> None:
+    assert not bench.client.avoids(bench.address)
+    async with bench.ask():
+        bench.worker.withdraw(bench.address)
+        with trio.fail_after(PATIENCE):
+            await bench.worker.wait_acknowledged()
+        if not bench.client.avoids(bench.address):
+            async with bench.ask(RecordingSink()):
+                assert len(bench.endpoint.calls) == 2
+            return
+        with pytest.raises(Draining):
+            async with bench.ask(RecordingSink()):
+                raise AssertionError("it is avoided")
+        assert len(bench.endpoint.calls) == 1
+
+
+async def test_an_instance_that_is_found_and_gone_is_found_again(bench: Bench) -> None:
+    for number in range(3):
+        bench.client.instance_found(bench.address)
+        async with bench.ask(RecordingSink()):
+            assert len(bench.endpoint.calls) == number + 1
+        bench.client.instance_gone(bench.address)
 
 
 # --- a plane that is closed ------------------------------------------------------------------

@@ -11,7 +11,7 @@ import trio.testing
 
 from dynamo_trio import errors
 from dynamo_trio.plane.abc import INITIAL_CREDIT
-from dynamo_trio.plane.tcp.answer import MAX_GREETING, Answer
+from dynamo_trio.plane.tcp.incoming import MAX_GREETING, IncomingCall
 from dynamo_trio.plane.tcp.streams import StreamTable, TcpStream
 from dynamo_trio.wire.dynamo import two_part
 from dynamo_trio.wire.dynamo.annotated import Annotated, annotate_error
@@ -493,7 +493,7 @@ class Line:
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     async def run(self, transport: trio.abc.Stream) -> None:
-        await Answer(transport, 10_000).run(self.table, 10.0)
+        await IncomingCall(transport, 10_000).run(self.table, 10.0)
         self.ended.set()
         await trio.aclose_forcefully(transport)
 

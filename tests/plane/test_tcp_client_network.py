@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from dynamo_trio.errors import CannotConnect, ConfigError
-from dynamo_trio.plane.abc import RequestHead
+from dynamo_trio.plane.abc import AcceptedCall, RequestHead
 from dynamo_trio.plane.tcp import TcpPlane, TcpSettings, TlsSettings, open_tcp_plane
 from dynamo_trio.wire.dynamo.call_home_states import Accepted
 from dynamo_trio.wire.dynamo.codec import MSGPACK
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dynamo_trio.plane.abc import AcceptedCall, Outbox
+    from dynamo_trio.plane.abc import Outbox
 
 
 # --- where it listens ------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Echo:
         return _Done()
 
 
-class _Done:
+class _Done(AcceptedCall):
     def cancel(self) -> None:
         """It has ended."""
 
@@ -252,7 +252,7 @@ async def test_stop_and_kill_pass_through_tls(tmp_path: Path) -> None:
 
 
 @attrs.define(eq=False)
-class _Heard:
+class _Heard(AcceptedCall):
     outbox: Outbox
     heard: list[str] = attrs.field(factory=list)
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from dynamo_trio.errors import CannotConnect, DynamoException, EngineShutdown, Overloaded
-from dynamo_trio.plane.abc import RequestHead
+from dynamo_trio.plane.abc import AcceptedCall, RequestHead
 from dynamo_trio.plane.tcp import TcpPlane, TcpSettings, TlsSettings, open_tcp_plane
 from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK
 from tests.plane.fake_worker import Collector, until
@@ -26,7 +26,7 @@ CLIENTS, REQUESTS, ITEMS = 30, 6, 40
 
 
 @attrs.define(eq=False)
-class Job:
+class Job(AcceptedCall):
     """One call on the worker's side: it counts, until it is told to end."""
 
     head: RequestHead

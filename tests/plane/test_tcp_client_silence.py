@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from dynamo_trio.plane.tcp import TcpSettings
-from dynamo_trio.plane.tcp.answer import Answer
+from dynamo_trio.plane.tcp.incoming import IncomingCall
 from dynamo_trio.plane.tcp.pool import RequestPool
 from dynamo_trio.plane.tcp.silence import SilenceWatch
 from dynamo_trio.plane.tcp.streams import StreamTable, TcpStream
@@ -83,7 +83,7 @@ class Bench:
         if called_home:
             client, worker = trio.testing.memory_stream_pair()
             opened.caller = Caller(worker)
-            self.nursery.start_soon(Answer(client, 10_000).run, self.table, 10.0)
+            self.nursery.start_soon(IncomingCall(client, 10_000).run, self.table, 10.0)
             await opened.caller.say(Handshake(stream.subject), Accepted())
             await opened.speak("first")
         return opened

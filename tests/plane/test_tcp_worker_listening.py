@@ -12,9 +12,11 @@ import trio
 import trio.testing
 
 from dynamo_trio.errors import ConfigError, PortInUse
-from dynamo_trio.plane.tcp import TcpSettings, connecting, hosts, open_tcp_plane
-from dynamo_trio.plane.tcp.connecting import accept_connections, dial
-from dynamo_trio.plane.tcp.hosts import interface_address, listening_host, routable_address
+from dynamo_trio.plane.net import dialling, hosts
+from dynamo_trio.plane.net.accepting import accept_connections
+from dynamo_trio.plane.net.dialling import dial
+from dynamo_trio.plane.net.hosts import interface_address, listening_host, routable_address
+from dynamo_trio.plane.tcp import TcpSettings, open_tcp_plane
 from dynamo_trio.plane.tcp.server_side import TcpServerSide
 from dynamo_trio.wire.dynamo.ack import ACCEPTED
 from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
@@ -133,7 +135,7 @@ async def test_dialling_has_a_limit(autojump_clock: trio.testing.MockClock) -> N
 
     settings = TcpSettings(connect_time=5.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connecting, "_connect", never)
+        patch.setattr(dialling, "_connect", never)
         with pytest.raises(ConnectionError, match="within 5 s"):
             await dial(HostPort("10.0.0.1", 1), None, settings)
     assert trio.current_time() == pytest.approx(5.0)

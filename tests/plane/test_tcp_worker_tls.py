@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 
 from dynamo_trio.errors import ConfigError, DynamoException, FileUnusable
 from dynamo_trio.plane import RequestHead
+from dynamo_trio.plane.net.tls import dialer_context, listener_context
 from dynamo_trio.plane.tcp import TcpSettings, TlsSettings, open_tcp_plane
-from dynamo_trio.plane.tcp.tls import dialer_context, listener_context
 from dynamo_trio.wire.dynamo.ack import ACCEPTED
 from dynamo_trio.wire.dynamo.addresses import TcpTarget
 from dynamo_trio.wire.dynamo.call_home_states import (

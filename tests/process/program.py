@@ -11,6 +11,8 @@ signals.install()
 import ctypes  # noqa: E402 - the handler comes before everything that takes time
 import logging  # noqa: E402 - see above
 import os  # noqa: E402 - see above
+import signal  # noqa: E402 - see above
+import subprocess  # noqa: E402 - see above
 import sys  # noqa: E402 - see above
 import threading  # noqa: E402 - see above
 import time  # noqa: E402 - see above
@@ -25,7 +27,11 @@ from dynamo_trio.process import ProcessContext, run_process, watchdog  # noqa: E
 #: No grace, patience without end, and a watchdog that cannot interfere.
 CALM = Timetable(grace=0, drain=900)
 #: The watchdog fires half a second after the stop begins.
-WATCHED = Timetable(grace=0, drain=900, killed_after=1.5)
+WATCHED = Timetable(grace=0, drain=900, killed_after=2.5)
+
+
+#: Children that nobody waits for.
+LEFT: list[subprocess.Popen[str] | subprocess.Popen[bytes]] = []
 
 
 async def stdin_closed() -> None:
@@ -117,9 +123,55 @@ async def holds_gil(context: ProcessContext) -> None:
     await serve(context, lifecycle, hold)
 
 
+async def stuck_in_c(context: ProcessContext) -> None:
+    """No signal interrupts it, and it holds no interpreter lock."""
+    context.attach(Lifecycle(WATCHED))
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    print("ready", flush=True)
+    lock(mutex)
+
+
+async def hears(context: ProcessContext) -> None:
+    """Counts SIGUSR2 on its output."""
+    context.on_signal(signal.SIGUSR2, lambda: print("heard", flush=True))
+    await serve(context, Lifecycle(CALM), request)
+
+
 async def leaks_thread(context: ProcessContext) -> None:
-    threading.Thread(target=time.sleep, args=(1000,), daemon=False).start()
+    threading.Thread(target=time.sleep, args=(1000,), daemon=False, name="stray").start()
     await serve(context, Lifecycle(CALM))
+
+
+def leave_children() -> None:
+    """One with a child of its own that ignores what it can, and one that has ended already."""
+    script = "trap '' TERM HUP INT; sleep 1000 & echo $!; wait"
+    child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    print("left", child.pid, child.stdout.readline().strip(), flush=True)
+    LEFT.append(child)
+    LEFT.append(subprocess.Popen(["true"]))
+
+
+async def leaks_children(context: ProcessContext) -> None:
+    leave_children()
+    await serve(context, Lifecycle(CALM))
+
+
+async def leaks_children_and_hangs(context: ProcessContext) -> None:
+    leave_children()
+    await serve(context, Lifecycle(WATCHED), stuck_thread)
+
+
+async def leaks_children_and_is_stubborn(context: ProcessContext) -> None:
+    leave_children()
+    await serve(context, Lifecycle(CALM), stubborn)
+
+
+async def leaks_children_and_crashes(context: ProcessContext) -> None:
+    leave_children()
+    await crashes(context)
 
 
 async def service_crashes(context: ProcessContext) -> None:

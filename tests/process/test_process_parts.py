@@ -18,6 +18,7 @@ from dynamo_trio.process import (
     ProcessContext,
     exit_codes,
     last_words,
+    signals,
     strongest,
     watchdog,
 )
@@ -184,6 +185,28 @@ def test_the_handler_arms_by_what_the_signal_means(timers: list[float]) -> None:
     for verb in (Verb.STOP, Verb.REPEAT, Verb.ESCALATE, Verb.STOP):
         _arm_late(dog, verb, lifecycle)
     assert timers == [62 + 2, 12 + 2]
+
+
+async def test_the_second_line_is_before_the_kill_too(
+    timers: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "desk", signals.SignalDesk())
+    words = last_words.LastWords()
+    dog = watchdog.Watchdog(words.say)
+    lifecycle = Lifecycle(Timetable(total=57, killed_after=60))
+    ProcessContext(words, dog).attach(lifecycle)
+    _arm_late(dog, Verb.STOP, lifecycle)
+    assert timers == [58 + 1]
+
+
+def test_the_handler_arms_for_a_fast_exit(
+    timers: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = Lifecycle(Timetable(total=57, fast_exit=True))
+    for cause in ("SIGTERM", "SIGINT"):
+        monkeypatch.setattr(signals.desk, "cause", cause)
+        _arm_late(watchdog.Watchdog(lambda code: None), Verb.STOP, fast)
+    assert timers == [10 + 2, 62 + 2]
 
 
 def test_a_first_guess_gives_way(timers: list[float]) -> None:

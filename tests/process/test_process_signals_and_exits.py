@@ -9,83 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
 
-PROGRAM = Path(__file__).with_name("program.py")
-
-
-@attrs.define(eq=False)
-class Child:
-    """A running ``program.py``."""
-
-    popen: subprocess.Popen[str]
-    log: list[str] = attrs.field(factory=list)
-
-    def kill(self, signum: signal.Signals) -> None:
-        self.popen.send_signal(signum)
-
-    def wait_output(self, text: str) -> None:
-        assert self.popen.stdout is not None
-        assert text in self.popen.stdout.readline()
-
-    def wait_log(self, text: str) -> None:
-        """Read stderr up to a line that contains ``text``."""
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            self.log.append(line)
-            if text in line:
-                return
-        raise AssertionError(f"no {text!r} in {self.log}")
-
-    def close_stdin(self) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
-
-    def end(self) -> int:
-        """Wait for the end without closing stdin; returns the exit code."""
-        assert self.popen.stderr is not None
-        self.log += self.popen.stderr.readlines()
-        return self.popen.wait()
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The shutdown report: exactly one line, and the last."""
-        reports = [line for line in self.log if line.startswith("{")]
-        assert reports == self.log[-1:], self.log
-        report = json.loads(reports[0])
-        assert report["event"] == "shutdown_report"
-        assert isinstance(report, dict)
-        return report
-
-
-@pytest.fixture
-def start(request: pytest.FixtureRequest) -> Any:
-    def start(scenario: str, *, ready: bool = True, **environ: str) -> Child:
-        popen = subprocess.Popen(
-            [sys.executable, str(PROGRAM), scenario],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environ,
-        )
-
-        def tidy() -> None:
-            with popen:  # closes the pipes and waits
-                popen.kill()
-
-        request.addfinalizer(tidy)
-        child = Child(popen)
-        if ready:
-            child.wait_output("ready")
-        return child
-
-    return start
-
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # --- stopping ------------------------------------------------------------------------
 
@@ -268,10 +197,11 @@ def test_the_handler_stands_before_the_imports() -> None:
 def test_importing_installs_nothing() -> None:
     code = (
         "import signal, faulthandler, threading\n"
-        "before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]\n"
+        "seen = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2\n"
+        "before = [signal.getsignal(s) for s in seen]\n"
         "import dynamo_trio.process.run, dynamo_trio.process.signals, dynamo_trio.lifecycle\n"
-        "import dynamo_trio.process.watchdog\n"
-        "assert before == [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]\n"
+        "import dynamo_trio.process.watchdog, dynamo_trio.process.inquiry\n"
+        "assert before == [signal.getsignal(s) for s in seen]\n"
         "assert threading.active_count() == 1\n"
         "assert not signal.set_wakeup_fd(-1) >= 0\n"
     )
@@ -337,10 +267,24 @@ def test_fast_exit_waits_for_nobody(start: Any) -> None:
     assert [p["outcome"] for p in child.report["phases"]] == ["completed", "skipped", "skipped"]
 
 
+def test_sigint_is_no_fast_exit(start: Any) -> None:
+    child = start("fast_exit")
+    child.kill(signal.SIGINT)
+    child.wait_log("phase grace")
+    child.kill(signal.SIGTERM)
+    child.wait_log("SIGTERM again: the stop is under way already (phase grace)")
+    for _ in range(2):
+        child.kill(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            child.popen.wait(0.2)
+    assert child.end() == 130
+
+
 def test_a_leaked_thread_does_not_hold_the_process(start: Any) -> None:
     child = start("leaks_thread")
     child.kill(signal.SIGTERM)
     assert child.end() == 0
+    assert child.report["leftovers"] == ["thread stray"]
 
 
 # --- the watchdog ------------------------------------------------------------------------------
@@ -363,7 +307,10 @@ def test_a_signal_arms_the_watchdog_though_the_loop_is_busy_already(start: Any) 
     child.kill(signal.SIGTERM)
     assert child.popen.wait(10) == 70
     child.end()
-    assert child.report["cause"] == "SIGTERM"
+    report = child.report
+    assert (report["cause"], report["phase"], report["phases"]) == ("SIGTERM", "serving", [])
+    assert report["seconds"] >= 0.5
+    assert report["errors"] == ["the event loop did not turn: it has not heard of SIGTERM"]
 
 
 def test_the_watchdog_knows_a_limit_before_there_is_a_timetable(start: Any) -> None:
@@ -371,6 +318,8 @@ def test_the_watchdog_knows_a_limit_before_there_is_a_timetable(start: Any) -> N
     child.kill(signal.SIGTERM)
     assert child.end() == 70
     assert child.report["phase"] == "starting"
+    assert child.report["seconds"] >= 0.3
+    assert child.report["errors"] == []
 
 
 def test_faulthandler_ends_what_holds_the_gil(start: Any) -> None:

@@ -36,8 +36,12 @@ class Fleet:
 
     def start(self, module: str, *flags: str, **environ: str) -> Server:
         """Start a program; it may not be ready yet."""
+        return self.run(sys.executable, "-m", module, *flags, **environ)
+
+    def run(self, *command: str, **environ: str) -> Server:
+        """Start a program by a command of one's own."""
         popen = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,10 +63,14 @@ class Fleet:
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0.2",
         }
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The flags of a worker with the simulated engine on the tests' model."""
+        return ("--engine", "sim", "--model-path", str(self.model), "--model-name", MODEL)
+
     def worker(self, *flags: str, ready: bool = True, **environ: str) -> Server:
         """A worker with the simulated engine on the tests' model."""
-        named = ("--engine", "sim", "--model-path", str(self.model), "--model-name", MODEL)
-        server = self.start("dynamo_trio.worker", *named, *flags, **environ)
+        server = self.start("dynamo_trio.worker", *self.named, *flags, **environ)
         return server.wait_ready() if ready else server
 
     def frontend(self, *flags: str, ready: bool = True, **environ: str) -> Server:
@@ -72,8 +80,10 @@ class Fleet:
         return server.wait_ready() if ready else server
 
     def records(self, bucket: str) -> list[Path]:
-        """The files of the store's ``v1/BUCKET``."""
-        return sorted((self.store / "v1" / bucket).glob("[!.]*"))
+        """The files of the store's ``v1/BUCKET``, but for instances that help a worker's other
+        one, which come and go with it."""
+        files = (self.store / "v1" / bucket).glob("[!.]*")
+        return sorted(path for path in files if "worker%5Fkv%5Fquery" not in path.name)
 
 
 def models(port: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -13,15 +14,26 @@ from dynamo_trio.config import Config
 from dynamo_trio.discovery import MemoryDiscovery
 from dynamo_trio.errors import DiscoveryUnavailable
 from dynamo_trio.frontend.assembly import ROUTERS
-from dynamo_trio.plane import MemoryPlane
+from dynamo_trio.plane import MemoryPlane, Planes
+from dynamo_trio.plane.mux import MuxSettings
 from dynamo_trio.plane.tcp import TcpSettings
 from dynamo_trio.program import network
-from dynamo_trio.program.network import open_discovery, tcp_settings, wait_unreachable
+from dynamo_trio.program.network import (
+    mux_settings,
+    open_discovery,
+    open_planes,
+    tcp_settings,
+    wait_unreachable,
+)
+
+if TYPE_CHECKING:
+    from dynamo_trio.config.tables.request_plane import MuxMode
 
 
 class SilentPlane(MemoryPlane):
     """A plane on which somebody came who cannot say that they know of our leaving."""
 
+    name = "silent"
     silent = False
 
     @property
@@ -60,6 +72,30 @@ def test_every_setting_of_the_plane_arrives() -> None:
     assert tcp_settings(Config()) == TcpSettings()
 
 
+def test_mux_takes_its_own_settings_and_what_both_planes_have() -> None:
+    config = Config(
+        tcp_rpc_host="a", mux_port=1, tcp_max_message=3000, tcp_connect_timeout=4.0,
+        heartbeat=0.5, tcp_tls_ca=Path("ca"),
+    )  # fmt: skip
+    expected = MuxSettings(
+        host="a", port=1, max_message=3000, connect_time=4.0, heartbeat=0.5,
+        tls=tcp_settings(config).tls,
+    )  # fmt: skip
+    assert mux_settings(config) == expected
+    assert mux_settings(Config()) == MuxSettings()
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"), [("auto", ["mux", "tcp"]), ("off", ["tcp"]), ("only", ["mux"])]
+)
+async def test_the_planes_in_the_order_in_which_they_are_tried(
+    mode: MuxMode, names: list[str]
+) -> None:
+    config = Config(mux=mode, tcp_response_host="127.0.0.1")
+    async with open_planes(config, asks=True) as planes:
+        assert list(planes) == names
+
+
 def test_every_setting_of_etcd_arrives() -> None:
     given = {
         "etcd_endpoints": ("http://a:1",), "etcd_lease_ttl": 11, "etcd_username": "u",
@@ -78,7 +114,7 @@ async def test_without_silent_peers_nobody_is_waited_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     before = trio.current_time()
-    await wait_unreachable([MemoryPlane(), SilentPlane()])
+    await wait_unreachable(Planes.of([MemoryPlane(), SilentPlane()]))
     assert trio.current_time() == before
 
 
@@ -88,5 +124,5 @@ async def test_a_silent_peer_is_waited_for_until_the_caller_has_enough(
     plane = SilentPlane()
     plane.silent = True
     with trio.move_on_after(1000) as scope:
-        await wait_unreachable([MemoryPlane(), plane])
+        await wait_unreachable(Planes.of([MemoryPlane(), plane]))
     assert scope.cancelled_caught

@@ -120,7 +120,7 @@ def test_a_stop_while_it_waits_for_its_store(ported: Ported) -> None:
         status_url(server)
         began = time.monotonic()
         assert server.stop() == 0, server.log
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 20  # half a minute is what it would wait for the store
     assert "the function runs" not in server.log
 
 

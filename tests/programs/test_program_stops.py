@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 asks = partial(chat, model=MODEL)
 SLOW = ("--itl-ms", "20")
 #: A worker whose clients cannot say that they know of its leaving waits so long.
-GRACE = {"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1"}
+GRACE: dict[str, Any] = {"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1"}
+#: Such a client, as Dynamo's own are.
+UNABLE = ("--mux", "off")
 PATIENT = ("--http-graceful-shutdown-timeout-secs", "120")
 
 
-def start_pair(fleet: Fleet, *flags: str, **environ: str) -> tuple[Server, Server]:
+def start_pair(
+    fleet: Fleet, *flags: str, asking: tuple[str, ...] = (), **environ: str
+) -> tuple[Server, Server]:
     worker = fleet.worker(*SLOW, *flags, ready=False, **environ)
-    frontend = fleet.frontend(*PATIENT)
+    frontend = fleet.frontend(*PATIENT, *asking)
     wait_instances(frontend, 1)
     return worker, frontend
 
@@ -49,7 +53,7 @@ def phases(server: Server) -> dict[str, str]:
 
 
 def test_a_worker_that_stops_completes_its_streams(fleet: Fleet) -> None:
-    worker, frontend = start_pair(fleet, "--system-port", "0", **GRACE)
+    worker, frontend = start_pair(fleet, "--system-port", "0", asking=UNABLE, **GRACE)
     with open_streams(frontend.port, 4, asks(100)) as streams:
         worker.kill(signal.SIGTERM)
         worker.wait_log("phase grace")
@@ -107,7 +111,8 @@ def test_at_its_limit_a_frontend_says_farewell(fleet: Fleet) -> None:
 def test_a_request_may_come_within_the_grace_period(fleet: Fleet) -> None:
     # Straight over the request plane, as by a router that has not heard yet: the file is
     # put back by hand, so that the frontend goes on routing there.
-    worker, frontend = start_pair(fleet, DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="3")
+    grace: dict[str, Any] = {"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "3"}
+    worker, frontend = start_pair(fleet, asking=UNABLE, **grace)
     assert ask(frontend.port, "POST", "/v1/chat/completions", asks(2)).is_done
     (record,) = fleet.records("instances")
     content = record.read_bytes()

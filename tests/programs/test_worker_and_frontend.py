@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -171,7 +171,8 @@ def test_a_frontend_keeps_to_its_namespace(fleet: Fleet) -> None:
 
 
 def test_a_full_worker_is_an_overload(fleet: Fleet) -> None:
-    fleet.worker("--engine-request-limit", "1", "--itl-ms", "20")
+    nobody_waits: dict[str, Any] = {"DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "0"}  # by default 16 do
+    fleet.worker("--engine-request-limit", "1", "--itl-ms", "20", **nobody_waits)
     frontend = fleet.frontend(DYN_HTTP_OVERLOAD_STATUS_CODE="503")
     wait_instances(frontend, 1)
     with open_streams(frontend.port, 1, asks(40)) as streams:

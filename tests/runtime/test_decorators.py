@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
+    from trio.testing import MockClock
+
     from dynamo_trio import DistributedRuntime
     from dynamo_trio.endpoint import Handler
-
-autojump = pytest.mark.usefixtures("autojump_clock")
 
 
 class Question(msgspec.Struct):
@@ -57,13 +57,14 @@ class Service:
         yield request.text + context.id()
 
 
-@autojump
 @pytest.mark.parametrize(
     ("handler", "answer"),
     [(plain, ["a", "b"]), (with_context, ["ab1"]), (Service().method, ["ab1"])],
     ids=["request", "request and context", "method"],
 )
-async def test_the_handler_gets_its_model(handler: Handler, answer: list[str]) -> None:
+async def test_the_handler_gets_its_model(
+    handler: Handler, answer: list[str], autojump_clock: MockClock
+) -> None:
     async with open_runtime() as runtime:
         endpoint = runtime.endpoint("t.b.generate")
         async with endpoint.serving(handler), endpoint.client() as client:

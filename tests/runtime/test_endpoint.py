@@ -23,13 +23,14 @@ from dynamo_trio.errors import (
 )
 from dynamo_trio.lifecycle import DrainPolicy, Lifecycle, Outcome
 from dynamo_trio.plane import INITIAL_CREDIT, MemoryPlane
+from dynamo_trio.push import Output, PushHandler
 from dynamo_trio.runtime import open_runtime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from dynamo_trio.client import Client
-    from dynamo_trio.endpoint import Handler
+    from dynamo_trio.endpoint import AnyHandler, Handler
     from dynamo_trio.runtime import DistributedRuntime
 
 NAME = "test.backend.generate"
@@ -37,7 +38,7 @@ NAME = "test.backend.generate"
 
 @asynccontextmanager
 async def served(
-    handler: Handler, *, graceful: bool = True, request_type: type = object, **limits: Any
+    handler: AnyHandler, *, graceful: bool = True, request_type: type = object, **limits: Any
 ) -> AsyncIterator[tuple[Client, DistributedRuntime]]:
     """A handler behind a client; the block is left with a graceful stop."""
     lifecycle = Lifecycle(Timetable(**{"grace": 0.0, **limits}))
@@ -145,7 +146,7 @@ async def test_a_typed_error_arrives_typed(autojump_clock: trio.testing.MockCloc
     async with served(handler) as (client, runtime):
         with pytest.raises(EngineDead, match="it broke"):
             await collect(client)
-        assert runtime.lifecycle.work.tally == {Outcome.FAILED: 1}
+        assert runtime.lifecycle.work.tally == {Outcome.CUT: 1}  # nobody could take it
 
 
 async def test_a_handlers_bug_is_logged_and_stays_in_its_request(
@@ -178,6 +179,60 @@ async def test_errors_in_a_nursery_of_the_handler_do_not_leave_the_request(
     async with served(handler) as (client, _):
         with pytest.raises(Unknown):
             await collect(client)
+
+
+class ForeignCancelled(BaseException):
+    """As asyncio's CancelledError: no Exception, and none of Trio's business."""
+
+
+def what_kills(error: BaseException, *, pushes: bool) -> AnyHandler:
+    """A handler that is fine, or raises this in the middle of its work."""
+
+    async def generate(request: str) -> AsyncGenerator[int, None]:
+        yield 0
+        await trio.sleep(1)
+        if request == "bad":
+            raise error
+        yield 1
+
+    async def push(request: str, context: Context, output: Output) -> None:
+        output.put(0)
+        await trio.sleep(1)
+        if request == "bad":
+            raise error
+        output.put_last(1)
+
+    return PushHandler(push) if pushes else generate
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), ForeignCancelled()])
+async def test_no_exception_of_a_handler_ends_more_than_its_request(
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    pushes: bool,
+) -> None:
+    async with served(what_kills(error, pushes=pushes)) as (client, runtime):
+        async with client.generate("good", item_type=int) as good:
+            assert await anext(good) == 0
+            with pytest.raises(Unknown):
+                await collect(client, "bad")
+            assert await anext(good) == 1
+        assert await collect(client, "good") == [0, 1]
+        await trio.testing.wait_all_tasks_blocked()
+        assert runtime.lifecycle.work.tally == {Outcome.FINISHED: 2, Outcome.FAILED: 1}
+    assert f"the handler failed: {type(error).__name__}: {error}" in caplog.text
+
+
+async def test_ctrl_c_in_a_handler_ends_the_program(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+        async with served(what_kills(KeyboardInterrupt(), pushes=False)) as (client, _):
+            with pytest.raises(EngineShutdown):
+                await collect(client, "bad")
+            await trio.sleep_forever()
 
 
 async def test_what_is_no_generator_fails_only_its_request(
@@ -274,18 +329,61 @@ async def test_nothing_waits_for_an_endpoint_that_is_not_graceful(
         assert trio.current_time() < 2
 
 
-async def test_the_policy_migrate_hands_over_as_planned(
+async def test_the_policy_migrate_keeps_what_nobody_has_a_place_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with served(endless, drain_policy=DrainPolicy.MIGRATE) as (client, runtime):
+    migrate = served(endless, drain=10.0, drain_policy=DrainPolicy.MIGRATE)
+    async with migrate as (client, runtime):
+        began = trio.current_time()
         async with client.generate(None, Context("r1"), item_type=int) as stream:
             await stream.__anext__()
             runtime.shutdown()
             with pytest.raises(EngineShutdown) as raised:
                 await stream.__anext__()
-        assert raised.value.planned
-        assert raised.value.migratable
-        assert runtime.lifecycle.work.tally == {Outcome.HANDED_OVER: 1}
+        assert not raised.value.planned
+        assert trio.current_time() - began == pytest.approx(10.25, abs=0.3)
+        assert runtime.lifecycle.work.tally == {Outcome.CUT: 1}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("in cleanup"), Unknown("gone")])
+async def test_cleanup_that_fails_under_a_cut_does_not_hide_the_cut(
+    autojump_clock: trio.testing.MockClock, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: object) -> AsyncGenerator[int, None]:
+        yield 0
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise error
+
+    async with served(handler, drain=1.0) as (client, runtime):
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
+            await stream.__anext__()
+            runtime.shutdown()
+            with pytest.raises(EngineShutdown, match="the worker is shutting down"):
+                await stream.__anext__()
+        assert runtime.lifecycle.work.tally == {Outcome.CUT: 1}
+        assert "dynamo_component_errors_total{" not in runtime.metrics.exposition().decode()
+    logged = "request r1: the handler failed: RuntimeError: in cleanup" in caplog.text
+    assert logged is isinstance(error, RuntimeError)  # the other is one that handlers may raise
+
+
+async def test_cleanup_that_fails_behind_a_client_that_left_is_a_cancellation(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: object) -> AsyncGenerator[int, None]:
+        yield 0
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise RuntimeError("in cleanup")
+
+    async with served(handler) as (client, runtime):
+        async with client.generate(None, Context("r1"), item_type=int) as stream:
+            await stream.__anext__()
+        await runtime.lifecycle.work.wait_empty()
+        assert runtime.lifecycle.work.tally == {Outcome.CANCELLED: 1}
+    assert "request r1: the handler failed: RuntimeError: in cleanup" in caplog.text
 
 
 async def test_a_worker_that_stops_refuses_new_requests(

@@ -50,7 +50,9 @@ class ScriptedPlane(RequestPlane):
     refusals: dict[str, DynamoException] = attrs.field(factory=dict)
     endings: dict[str, tuple[int, DynamoException]] = attrs.field(factory=dict)
 
-    def serve(self, path: str, acceptor: Acceptor) -> AbstractAsyncContextManager[str]:
+    def serve(
+        self, path: str, acceptor: Acceptor, *, annotated: bool = True
+    ) -> AbstractAsyncContextManager[str]:
         raise NotImplementedError
 
     @asynccontextmanager

@@ -30,13 +30,13 @@ from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from trio.testing import MockClock
+
     from dynamo_trio.client import Client
     from dynamo_trio.endpoint import Handler
     from dynamo_trio.runtime import DistributedRuntime
 
 NAME = "test.backend.generate"
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @asynccontextmanager
@@ -68,7 +68,9 @@ async def endless(_request: object, context: Context) -> AsyncGenerator[object, 
 
 
 @pytest.mark.parametrize("codec", [MSGPACK, JSON], ids=lambda codec: codec.name)
-async def test_a_request_travels_in_the_codec_of_its_instance(codec: Codec) -> None:
+async def test_a_request_travels_in_the_codec_of_its_instance(
+    codec: Codec, autojump_clock: MockClock
+) -> None:
     request = {"text": "ü", "numbers": [1, 2.5, None, True]}
     async with served(echo, codec=codec) as (client, _), client.generate(request) as stream:
         assert client.instances()[0].codec is codec
@@ -76,7 +78,7 @@ async def test_a_request_travels_in_the_codec_of_its_instance(codec: Codec) -> N
 
 
 @pytest.mark.parametrize("way", ["generate", "round_robin", "random", "direct"])
-async def test_every_way_to_ask(way: str) -> None:
+async def test_every_way_to_ask(way: str, autojump_clock: MockClock) -> None:
     async with served(echo) as (client, runtime):
         args = (7, runtime.instance_id) if way == "direct" else (7,)
         async with getattr(client, way)(*args, item_type=int) as stream:
@@ -84,7 +86,7 @@ async def test_every_way_to_ask(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["generate", "round_robin", "random", "direct"])
-async def test_no_way_to_ask_nobody(way: str) -> None:
+async def test_no_way_to_ask_nobody(way: str, autojump_clock: MockClock) -> None:
     async with open_runtime() as runtime, runtime.endpoint(NAME).client() as client:
         args = (7, 1) if way == "direct" else (7,)
         with pytest.raises(NoWorker):
@@ -92,7 +94,7 @@ async def test_no_way_to_ask_nobody(way: str) -> None:
                 raise AssertionError("it must not open")
 
 
-async def test_random_reaches_every_instance() -> None:
+async def test_random_reaches_every_instance(autojump_clock: MockClock) -> None:
     plane, discovery = MemoryPlane(), MemoryDiscovery()
 
     def named(name: str) -> Handler:
@@ -115,7 +117,7 @@ async def test_random_reaches_every_instance() -> None:
         assert seen == {"one", "two"}
 
 
-async def test_the_worker_sees_id_and_metadata() -> None:
+async def test_the_worker_sees_id_and_metadata(autojump_clock: MockClock) -> None:
     async def tell(_request: object, context: Context) -> AsyncGenerator[object, None]:
         yield [context.id(), dict(context.metadata)]
 
@@ -127,7 +129,7 @@ async def test_the_worker_sees_id_and_metadata() -> None:
 
 
 async def test_an_item_that_cannot_be_spelled_is_the_handlers_mistake(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async def bad(_request: object) -> AsyncGenerator[object, None]:
         yield object()
@@ -140,7 +142,7 @@ async def test_an_item_that_cannot_be_spelled_is_the_handlers_mistake(
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_the_log_begins_with_what_the_handler_raised(
-    caplog: pytest.LogCaptureFixture, deep: bool
+    caplog: pytest.LogCaptureFixture, deep: bool, autojump_clock: MockClock
 ) -> None:
     async def bad(_request: object) -> AsyncGenerator[object, None]:
         yield "begun"
@@ -157,7 +159,7 @@ async def test_the_log_begins_with_what_the_handler_raised(
     assert record.exc_info[0] is ValueError
 
 
-async def test_a_typed_exception_arrives_typed() -> None:
+async def test_a_typed_exception_arrives_typed(autojump_clock: MockClock) -> None:
     async def leave(_request: object) -> AsyncGenerator[object, None]:
         yield 1
         raise EngineShutdown("going away")
@@ -174,7 +176,7 @@ class Question:
 
 
 @pytest.mark.parametrize("filler", ["", "x" * READ_INLINE_BYTES])
-async def test_an_invalid_request_never_starts(filler: str) -> None:
+async def test_an_invalid_request_never_starts(filler: str, autojump_clock: MockClock) -> None:
     started = []
 
     async def handler(request: Question) -> AsyncGenerator[int, None]:
@@ -193,7 +195,7 @@ async def test_an_invalid_request_never_starts(filler: str) -> None:
 # --- limits ------------------------------------------------------------------------------
 
 
-async def test_a_full_endpoint_refuses_and_recovers() -> None:
+async def test_a_full_endpoint_refuses_and_recovers(autojump_clock: MockClock) -> None:
     async with served(endless, limit=1) as (client, _):
         async with client.generate(None):
             with pytest.raises(Overloaded, match="requests at once: 1"):
@@ -207,7 +209,7 @@ async def test_a_full_endpoint_refuses_and_recovers() -> None:
 # --- stopping ----------------------------------------------------------------------------
 
 
-async def test_stop_lets_the_worker_come_to_its_end() -> None:
+async def test_stop_lets_the_worker_come_to_its_end(autojump_clock: MockClock) -> None:
     context = Context()
     async with served(endless) as (client, _), client.generate(None, context) as stream:
         assert await anext(stream) == 0
@@ -215,7 +217,7 @@ async def test_stop_lets_the_worker_come_to_its_end() -> None:
         assert [item async for item in stream][-1] == "stopped"
 
 
-async def test_kill_ends_the_stream_for_its_reader_at_once() -> None:
+async def test_kill_ends_the_stream_for_its_reader_at_once(autojump_clock: MockClock) -> None:
     context = Context()
     async with served(endless) as (client, _), client.generate(None, context) as stream:
         assert await anext(stream) == 0
@@ -224,14 +226,18 @@ async def test_kill_ends_the_stream_for_its_reader_at_once() -> None:
             await anext(stream)
 
 
-async def test_a_context_that_was_stopped_before_stops_what_it_asks_for() -> None:
+async def test_a_context_that_was_stopped_before_stops_what_it_asks_for(
+    autojump_clock: MockClock,
+) -> None:
     context = Context()
     context.stop_generating()
     async with served(endless) as (client, _), client.generate(None, context) as stream:
         assert [item async for item in stream][-1] == "stopped"
 
 
-async def test_a_stream_that_is_left_no_longer_follows_the_context() -> None:
+async def test_a_stream_that_is_left_no_longer_follows_the_context(
+    autojump_clock: MockClock,
+) -> None:
     context = Context()
     async with served(echo) as (client, _), client.generate(None, context):
         pass
@@ -256,7 +262,7 @@ def test_children_stop_with_their_parent_and_not_the_other_way_round() -> None:
     assert parent.child().is_killed()
 
 
-async def test_a_handler_passes_its_stop_on() -> None:
+async def test_a_handler_passes_its_stop_on(autojump_clock: MockClock) -> None:
     """Client -> middle -> endless: a stop at the front reaches the last worker."""
     plane, discovery = MemoryPlane(), MemoryDiscovery()
     async with (
@@ -285,7 +291,7 @@ async def test_a_handler_passes_its_stop_on() -> None:
 # --- endpoints ---------------------------------------------------------------------------
 
 
-async def test_an_endpoint_leaves_the_pool_and_comes_back() -> None:
+async def test_an_endpoint_leaves_the_pool_and_comes_back(autojump_clock: MockClock) -> None:
     async with served(echo) as (client, runtime):
         endpoint = runtime.endpoint(NAME)
         assert endpoint.connection_id() == runtime.instance_id
@@ -296,7 +302,7 @@ async def test_an_endpoint_leaves_the_pool_and_comes_back() -> None:
         assert await client.wait_for_instances() == [runtime.instance_id]
 
 
-async def test_only_what_is_served_can_leave_or_come_back() -> None:
+async def test_only_what_is_served_can_leave_or_come_back(autojump_clock: MockClock) -> None:
     async with open_runtime() as runtime:
         with pytest.raises(InvalidArgument, match="not served"):
             await runtime.endpoint(NAME).unregister_endpoint_instance()
@@ -304,7 +310,7 @@ async def test_only_what_is_served_can_leave_or_come_back() -> None:
             await runtime.endpoint(NAME).register_endpoint_instance()
 
 
-async def test_a_process_that_stops_registers_nothing_any_more() -> None:
+async def test_a_process_that_stops_registers_nothing_any_more(autojump_clock: MockClock) -> None:
     async with open_runtime() as runtime:
         runtime.shutdown()
         async with (
@@ -314,7 +320,9 @@ async def test_a_process_that_stops_registers_nothing_any_more() -> None:
             assert not watch.snapshot
 
 
-async def test_serve_endpoint_returns_when_the_process_has_stopped() -> None:
+async def test_serve_endpoint_returns_when_the_process_has_stopped(
+    autojump_clock: MockClock,
+) -> None:
     async with open_runtime() as runtime, trio.open_nursery() as nursery:
         endpoint = runtime.endpoint(NAME)
         nursery.start_soon(endpoint.serve_endpoint, echo)
@@ -327,17 +335,32 @@ async def test_serve_endpoint_returns_when_the_process_has_stopped() -> None:
                     raise AssertionError("it must not open")
 
 
-async def test_a_health_check_that_nothing_would_send_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("payload", "why"), [("x", "a mapping, not str"), ({"a": {1, object()}}, "cannot be spelled")]
+)
+async def test_a_health_check_that_cannot_be_sent_is_refused(
+    payload: Any, why: str, autojump_clock: MockClock
+) -> None:
     async with open_runtime() as runtime:
-        with pytest.raises(InvalidArgument, match="not there yet"):
-            await runtime.endpoint(NAME).serve_endpoint(echo, health_check_payload={"a": 1})
+        with pytest.raises(InvalidArgument, match=f"health_check_payload: .*{why}"):
+            await runtime.endpoint(NAME).serve_endpoint(echo, health_check_payload=payload)
+
+
+async def test_a_request_that_streams_in_has_no_health_check(autojump_clock: MockClock) -> None:
+    async with open_runtime() as runtime:
+        serving = runtime.endpoint(NAME).serving(
+            echo, streams_in=True, health_check_payload={"a": 1}
+        )
+        with pytest.raises(InvalidArgument, match="have no payload"):
+            async with serving:
+                raise AssertionError("it must not be served")
 
 
 def exposition(runtime: DistributedRuntime) -> list[str]:
     return runtime.metrics.exposition().decode().splitlines()
 
 
-async def test_requests_are_counted_with_dynamos_labels() -> None:
+async def test_requests_are_counted_with_dynamos_labels(autojump_clock: MockClock) -> None:
     async def half(_request: object) -> AsyncGenerator[int, None]:
         yield 1
         raise InvalidArgument("no")
@@ -363,7 +386,7 @@ async def test_requests_are_counted_with_dynamos_labels() -> None:
         )
 
 
-async def test_endpoints_may_have_different_labels() -> None:
+async def test_endpoints_may_have_different_labels(autojump_clock: MockClock) -> None:
     async with open_runtime() as runtime:
         one, two = runtime.endpoint("t.b.one"), runtime.endpoint("t.b.two")
         async with one.serving(echo, metrics_labels=[("model", "m")]), two.serving(echo):
@@ -382,7 +405,7 @@ async def test_endpoints_may_have_different_labels() -> None:
             assert len(heads) == 1
 
 
-async def test_the_work_handlers_metrics() -> None:
+async def test_the_work_handlers_metrics(autojump_clock: MockClock) -> None:
     def value(runtime: DistributedRuntime, name: str) -> float:
         (line,) = [x for x in exposition(runtime) if x.startswith(f"{name} ")]
         return float(line.split()[1])
@@ -433,7 +456,9 @@ class Slow(MemoryDiscovery):
         await super().register(record)
 
 
-async def test_what_is_withdrawn_while_it_registers_was_never_found() -> None:
+async def test_what_is_withdrawn_while_it_registers_was_never_found(
+    autojump_clock: MockClock,
+) -> None:
     async with open_runtime(discovery=Slow()) as runtime, trio.open_nursery() as nursery:
         nursery.start_soon(runtime.endpoint(NAME).serve_endpoint, echo)
         await trio.sleep(1)

@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -40,7 +41,7 @@ def clean_environ(**more: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("DYN_") or name == "DYN_TRIO_CACHE_DIR"
+        if not name.startswith(("DYN_", "OTEL_")) or name == "DYN_TRIO_CACHE_DIR"
     }
     return kept | more
 
@@ -183,6 +184,14 @@ def _end_by_signals(popen: subprocess.Popen[str]) -> str | None:
     return f"process {popen.pid} had to be killed"
 
 
+def handles_sigterm(pid: int) -> bool:
+    """Has the process installed a handler for SIGTERM? As the kernel sees it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False  # it has ended
+
+
 # --- clients ------------------------------------------------------------------------------
 
 
@@ -253,7 +262,7 @@ class Http1:
     def send(self, method: str, path: str, body: Json | None = None, **headers: str) -> None:
         """Send a whole request."""
         data = b"" if body is None else json.dumps(body).encode()
-        fields = {"host": "test", "content-length": str(len(data))}
+        fields = {"host": "localhost", "content-length": str(len(data))}
         if body is not None:
             fields["content-type"] = "application/json"  # Dynamo's own frontend insists on it
         fields |= headers

@@ -226,8 +226,8 @@ def test_a_websocket_upgrade_is_refused_before_and_during_a_drain(start_sim: Sta
     server = start_sim("--itl-ms", "20", **PATIENT)
     with open_streams(server.port, 1, chat(40)) as streams:
         with Http1(server.port) as early:
-            early.socket.sendall(UPGRADE)
-            assert read_refusal(early) == (404, "not_found")
+            early.socket.sendall(UPGRADE.replace(b"/realtime", b"/realtime?model=nobody"))
+            assert read_refusal(early) == (404, "model_not_found")
         server.kill(signal.SIGTERM)
         server.wait_log("phase draining")
         with Http1(server.port) as late:
@@ -310,7 +310,7 @@ def test_health_and_live_through_a_whole_stop(start_sim: Start) -> None:
 
 
 def test_the_port_answers_while_the_engine_is_being_closed(start_sim: Start) -> None:
-    flags = ("--sim-fault", "hang-close")
+    flags = ("--sim-fault", "hang-close", "--sim-fault-after", "0")
     server = start_sim(*flags, DYN_TRIO_FRONTEND_SHUTDOWN_TOTAL_TIMEOUT_SECS="2")
     prober = Prober(server)
     prober.run(3)

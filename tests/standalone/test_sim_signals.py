@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from tests.standalone.harness import (
     ask,
     chat,
     finish_all,
+    handles_sigterm,
     in_parallel,
     open_streams,
     wait_stalled,
@@ -64,14 +64,6 @@ def test_three_sigints_leave_even_if_the_engine_hangs(start_sim: Start) -> None:
 
 
 # --- before it is ready ------------------------------------------------------------------------
-
-
-def handles_sigterm(pid: int) -> bool:
-    """Has the process installed a handler for SIGTERM? As the kernel sees it."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-    return False  # it has ended
 
 
 def stop_early(start_sim: Start, seconds: float) -> tuple[Server, bool]:

@@ -227,7 +227,9 @@ def test_json_lines_on_demand(start_sim: Start) -> None:
     entries = [json.loads(line) for line in server.lines]
     assert all({"time", "level", "target", "message"} <= entry.keys() for entry in entries[:-1])
     assert entries[-1]["event"] == "shutdown_report"
-    assert any(entry.get("request_id") == "mine" for entry in entries)
+    lines = [entry for entry in entries if entry.get("x_request_id") == "mine"]
+    (way,) = {entry["request_id"] for entry in lines}
+    assert str(way).encode() in named.body, "an answer's id is made of it"
     told = [entry["message"] for entry in entries[:-1]]
     phases = [text for text in told if text.startswith("phase ")]
     assert phases == ["phase draining", "phase stopping", "phase stopped"]

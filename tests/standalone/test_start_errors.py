@@ -188,7 +188,7 @@ def test_print_config_warns_of_what_is_ignored() -> None:
     assert done.stderr == f"dynamo_trio: {slip}\n"
 
 
-@pytest.mark.parametrize("flag", ["--print-config", "--help"])
+@pytest.mark.parametrize("flag", ["--print-config", "--help", "--version"])
 def test_a_reader_that_leaves_is_no_error(flag: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "dynamo_trio", flag],

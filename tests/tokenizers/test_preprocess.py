@@ -10,6 +10,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynamo_trio.errors import (
     ContextLengthExceeded,
@@ -24,6 +25,7 @@ from dynamo_trio.wire.llm import (
     CompletionUsage,
     FinishError,
     LLMEngineOutput,
+    PromptTokensDetails,
     SamplingOptions,
     StopConditions,
 )
@@ -157,6 +159,23 @@ def test_a_template_may_ask_for_the_date() -> None:
     tokenizer = Other(chat_template="{{ strftime_now('%Y') }}")
     ids = Preprocessor(tokenizer, context_length=100, model="m").chat(CHAT).token_ids
     assert tokenizer.decode(ids) == time.strftime("%Y")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
+        "{{ 'x' * 99999 }}",  # rendered in no time, but long to tokenise
+    ],
+)
+def test_the_event_loop_does_not_wait_for_a_dear_template(source: str) -> None:
+    model = Preprocessor(Other(chat_template=source), context_length=999999, model="m")
+    assert model.chat_at_once(CHAT) is None
+    assert model.chat_at_once(CHAT) is None  # not even begun
+
+
+def test_most_templates_are_for_the_event_loop() -> None:
+    assert MODEL.chat_at_once(CHAT) == MODEL.chat(CHAT)
 
 
 # --- answers -------------------------------------------------------------------------
@@ -334,3 +353,15 @@ def test_any_ids_give_text(groups: list[list[int]], stops: bool) -> None:
     text = "".join([out.push_ids(group) for group in groups]) + out.flush()
     assert text.isascii() or text.encode()
     assert out.completion_tokens <= sum(map(len, groups))
+
+
+@pytest.mark.parametrize(("said", "told"), [(1, 1), (10**6, 2)])
+def test_what_the_engine_had_cached_is_told(said: int, told: int) -> None:
+    """More than the prompt: to a worker that took it over, what was answered belongs to it."""
+    out = output()
+    out.push(LLMEngineOutput(token_ids=[65]))
+    assert out.usage.prompt_tokens_details is None
+    details = PromptTokensDetails(cached_tokens=said)
+    counts = structs.replace(usage(1), prompt_tokens_details=details)
+    out.push(LLMEngineOutput(token_ids=[], finish_reason="stop", completion_usage=counts))
+    assert out.usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=told)

@@ -13,6 +13,7 @@ from dynamo_trio.errors import InvalidArgument, PayloadTooLarge
 from dynamo_trio.wire.openai import fields as fields_module
 from dynamo_trio.wire.openai.fields import MAX_SHOWN, MAX_VALUES, decode_object, shown
 from dynamo_trio.wire.openai.request import (
+    MAX_CHAT_VALUES,
     MAX_ITEMS,
     MAX_PROMPT_TOKENS,
     ChatRequest,
@@ -344,8 +345,8 @@ def test_a_bad_prompt_is_refused(prompt: object, param: str, says: str) -> None:
         b'{"model": 1e999}',
         b'{"model": ' + b"9" * 5000 + b"}",
         b"\xef\xbb\xbf{}",
-        b"[" * 200_000,
-        b'{"a":' * 200_000,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
     ],
 )
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
@@ -387,6 +388,15 @@ def test_a_body_of_very_many_values_is_refused_undecoded(
     with pytest.raises(PayloadTooLarge) as exc:
         decode_object(body)
     assert str(MAX_VALUES) in exc.value.message
+
+
+def test_a_chat_has_use_for_fewer_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = b'{"messages":[' + b'{"role":"user","content":"a"},' * (MAX_CHAT_VALUES // 3) + b"1]}"
+    assert decode_object(many + b" " * MAX_VALUES)
+    monkeypatch.setattr("msgspec.json.decode", lambda body: pytest.fail("decoded"))
+    with pytest.raises(PayloadTooLarge) as exc:
+        parse_chat(many.replace(b"[", b"[1,2,3,"))
+    assert str(MAX_CHAT_VALUES) in exc.value.message
 
 
 @pytest.mark.parametrize("piece", [",", "[{", 'a", "b', "\\,", '\\\\",'])

@@ -130,7 +130,9 @@ def test_an_error_says_message_type_code_and_param() -> None:
         (errors.RequestCut("cut"), b"cut", True),
         (errors.ModelNotFound("no such model"), b"model_not_found", False),
         (errors.ContextLengthExceeded("long"), b"context_length_exceeded", False),
-        (errors.Disconnected("gone"), b"disconnected", False),
+        (errors.Disconnected("gone"), b"disconnected", True),
+        (errors.Unknown("what?"), b"internal", False),
+        (errors.DeadlineExceeded("late"), b"deadline", False),
     ],
 )
 def test_headers_carry_the_reason_and_when_to_retry(
@@ -140,6 +142,8 @@ def test_headers_carry_the_reason_and_when_to_retry(
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"x-dynamo-reason"] == code
     assert headers.get(b"retry-after") == (b"1" if retry else None)
+    # Or OpenAI's SDK would send it again, twice.
+    assert (headers.get(b"x-should-retry") == b"false") == (exc.status >= 500 and not retry)
     assert json.loads(responses.error_body(exc))["error"]["code"] == code.decode()
 
 

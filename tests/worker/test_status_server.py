@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,6 +11,7 @@ import httpx
 import pytest
 import trio
 
+from dynamo_trio.config.programs import LIBRARY
 from dynamo_trio.errors import CardUnusable, DynamoException
 from dynamo_trio.http.limits import HttpLimits
 from dynamo_trio.http.server import open_listeners, serve_http
@@ -20,7 +21,10 @@ from dynamo_trio.models.card_loader import fetch_card
 from dynamo_trio.runtime import DistributedRuntime, open_runtime
 from dynamo_trio.testing import make_model_folder
 from dynamo_trio.wire.names import EndpointId
-from dynamo_trio.worker.status import StatusApp, WorkerStatus
+from dynamo_trio.worker.status import WorkerStatus
+from dynamo_trio.worker.status_app import LIMITS, StatusApp
+from dynamo_trio.worker.status_server import serve_status
+from tests.http.harness import PATIENCE, client_of, running, shut_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -444,3 +448,53 @@ async def test_many_who_ask_at_once_share_one_copy(
     path.write_bytes(b"new")
     async with cards.content(path) as content:  # nothing is kept
         assert content == b"new"
+
+
+async def test_a_crowd_that_takes_no_answers_does_not_keep_probes_out() -> None:
+    limits = attrs.evolve(LIMITS, max_connections=4)
+    app = StatusApp(WorkerStatus(Lifecycle(Timetable())), limits=limits)
+    async with running(app, limits) as server, AsyncExitStack() as crowd:
+        for _ in range(8):
+            stream = await crowd.enter_async_context(await server.connect())
+            await stream.send_all(shut_request("/live"))
+        await server.wait_until(lambda: server.server.statistics().busy == 4)
+        async with client_of(server) as probe:
+            # Those before it give way to it, at the latest after a second.
+            with trio.fail_after(PATIENCE):
+                assert (await probe.ask("GET", "/live")).status == 200
+        assert server.server.accepted == 9
+
+
+def test_the_limits_are_below_those_of_a_frontend() -> None:
+    ours, theirs = attrs.asdict(LIMITS), attrs.asdict(HttpLimits())
+    assert ours["max_connections"] == 256
+    assert all(ours[name] <= theirs[name] for name in theirs)
+
+
+async def said(probe: trio.SocketStream, path: str) -> bytes:
+    """What the server says to one more request on the connection."""
+    await probe.send_all(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    text = await probe.receive_some()
+    while text and not text.endswith(b"}"):
+        text += await probe.receive_some()
+    return text
+
+
+async def test_who_must_be_aborted_does_not_take_the_port_along() -> None:
+    """A stop that resets the connections of its clients goes on answering probes."""
+    config = LIBRARY.read_config(["--system-host", "127.0.0.1", "--system-port", "0"])
+    lifecycle = Lifecycle(Timetable(grace=0.0, drain=0.0, stop=0.2, farewell=0.1))
+    status = WorkerStatus(lifecycle)
+    async with trio.open_nursery() as services:
+        await serve_status(status, services, config)
+        services.start_soon(lifecycle.run)
+        port = httpx.URL(status.url or "").port
+        assert port is not None
+        async with await trio.open_tcp_stream("127.0.0.1", port) as probe:
+            with lifecycle.work.admit("generate stuck"), trio.fail_after(PATIENCE):
+                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200")
+                lifecycle.request_stop("SIGTERM")
+                await lifecycle.wait_stopped()
+                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200")
+                assert (await said(probe, "/health")).startswith(b"HTTP/1.1 503")
+        services.cancel_scope.cancel("the test is over")

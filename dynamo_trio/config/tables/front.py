@@ -75,10 +75,11 @@ class FrontTable:
     )
     overload_status: int = option(
         529,
-        Integer(200, 999, metavar="STATUS"),
+        Integer(400, 599, metavar="STATUS"),
         group=Group.HTTP,
         env="DYN_HTTP_OVERLOAD_STATUS_CODE",
-        help="HTTP status that says that every worker is full.",
+        help="HTTP status that says that every worker is full. It must be an error's, or clients"
+        " would take the refusal for an answer (Dynamo takes 200 to 999).",
     )
 
     # --- routing -----------------------------------------------------------------

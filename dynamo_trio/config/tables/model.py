@@ -67,8 +67,15 @@ class ModelTable:
         Integer(1, 1_000_000),
         group=Group.SERVE,
         env="DYN_ENGINE_REQUEST_LIMIT",
-        help="Requests that an endpoint takes on at once, queued ones included; a further one is"
-        " refused as overloaded, which lets its frontend try another worker.",
+        help="Requests that an endpoint works on at once; further ones wait in a short queue, and"
+        " beyond that are refused as overloaded, which lets their frontend try another worker.",
+    )
+    request_queue_limit: int = option(
+        16,
+        Integer(0, 1_000_000),
+        group=Group.SERVE,
+        env="DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+        help="Requests that may wait for their turn at an endpoint with DYN_ENGINE_REQUEST_LIMIT.",
     )
 
     # --- engine --------------------------------------------------------------
@@ -117,6 +124,30 @@ class ModelTable:
         " 0: no limit.",
     )
 
+    health_interval: float = option(
+        2.0,
+        Seconds(),
+        group=Group.ENGINE,
+        env="DYN_ENGINE_HEALTH_CHECK_INTERVAL",
+        help="Time between two health checks of the engine. 0: it is not checked.",
+    )
+    health_limit: float = option(
+        30.0,
+        Seconds(),
+        group=Group.ENGINE,
+        env="DYN_ENGINE_HEALTH_CHECK_TIMEOUT",
+        help="Limit of one health check, the wait for the step that runs included; an engine that"
+        " exceeds it is hung, and the process ends. 0: no limit.",
+    )
+    health_close_limit: float = option(
+        30.0,
+        Seconds(),
+        group=Group.ENGINE,
+        env="DYN_ENGINE_HEALTH_SHUTDOWN_TIMEOUT",
+        help="Limit of closing an engine that has died or was hung, within that of the whole stop."
+        " 0: none of its own.",
+    )
+
     # --- the simulated engine ------------------------------------------------
 
     itl_ms: float = option(
@@ -132,6 +163,14 @@ class ModelTable:
         group=Group.SIM,
         env="DYN_TRIO_PREFILL_MS",
         help="Time that a prompt takes before the first token.",
+    )
+    prefill_token_us: float = option(
+        0.0,
+        Seconds(unit="us", metavar="US", maximum=1_000_000),
+        group=Group.SIM,
+        env="DYN_TRIO_PREFILL_TOKEN_US",
+        help="Time that each token of a prompt takes besides, in microseconds, unless it is in"
+        " the simulated KV cache.",
     )
     kv_blocks: int = option(
         4096,
@@ -151,12 +190,13 @@ class ModelTable:
         Choice[SimFault](get_args(SimFault)),
         group=Group.SIM,
         env="DYN_TRIO_SIM_FAULT",
-        help="A fault that the simulated engine commits, once.",
+        help="A fault that the simulated engine commits, once: SIGUSR2 sets it off, in the next"
+        " step or health check, or --sim-fault-after does. One of loading waits for neither.",
     )
-    sim_fault_after: int = option(
-        0,
+    sim_fault_after: int | None = optional(
         Integer(0, 1_000_000_000, unit="calls"),
         group=Group.SIM,
         env="DYN_TRIO_SIM_FAULT_AFTER",
-        help="Calls (steps, for most faults) that go well before the fault strikes.",
+        help="Calls (steps, for most faults) that go well before the fault strikes; without it,"
+        " the fault waits for SIGUSR2.",
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 RequestPlaneKind = Literal["tcp"]
 EventPlaneKind = Literal["zmq"]
 CodecName = Literal["msgpack", "json"]
+MuxMode = Literal["auto", "off", "only"]
 
 _PEM = FilePath(metavar="FILE.pem")
 
@@ -34,7 +35,31 @@ class RequestPlaneTable:
         ),
         group=Group.REQUEST_PLANE,
         env="DYN_REQUEST_PLANE",
-        help="How requests travel.",
+        help="How requests travel to and from Dynamo's own processes; see DYN_TRIO_MUX for ours.",
+    )
+    mux: MuxMode = option(
+        "auto",
+        Choice[MuxMode](("auto", "off", "only")),
+        group=Group.REQUEST_PLANE,
+        env="DYN_TRIO_MUX",
+        help="The plane of our own beside tcp, one connection for all requests: auto takes it where"
+        " the other side has it too, only speaks nothing else.",
+    )
+    mux_port: int = option(
+        0,
+        Integer(0, 65535, metavar="PORT"),
+        group=Group.SERVE,
+        env="DYN_TRIO_MUX_PORT",
+        help="Port on which a worker listens for mux connections, at the same address as for other"
+        " requests; 0 takes any free one.",
+    )
+    heartbeat: float = option(
+        1.0,
+        Seconds(minimum=0.05),
+        group=Group.REQUEST_PLANE,
+        env="DYN_TRIO_HEARTBEAT_SECS",
+        help="Time without a word on a mux connection after which the worker is asked whether it"
+        " lives. After twice that time it gets no new requests until it speaks again.",
     )
     event_plane: EventPlaneKind = option(
         "zmq",
@@ -43,7 +68,14 @@ class RequestPlaneTable:
         ),
         group=Group.REQUEST_PLANE,
         env="DYN_EVENT_PLANE",
-        help="How events travel. Nothing is published yet.",
+        help="How the events of workers travel: what is in their KV caches, and their load.",
+    )
+    kv_events: bool = option(
+        True,
+        Boolean(),
+        group=Group.SERVE,
+        env="DYN_TRIO_KV_EVENTS",
+        help="A worker tells KV routers what is in its KV cache, if its engine knows.",
     )
     request_plane_codec: CodecName = option(
         "msgpack",

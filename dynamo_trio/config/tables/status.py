@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from dynamo_trio.config.names import UrlPathRule
-from dynamo_trio.config.option import Group, option
-from dynamo_trio.config.rules import PortOrOff, Text
+from dynamo_trio.config.option import Group, option, optional
+from dynamo_trio.config.rules import Boolean, PortOrOff, Text
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -41,4 +41,11 @@ class StatusTable:
         group=Group.STATUS,
         env="DYN_SYSTEM_LIVE_PATH",
         help="Path that tells whether the process lives.",
+    )
+    drain_api: bool | None = optional(
+        Boolean(),
+        group=Group.STATUS,
+        env="DYN_TRIO_DRAIN_API",
+        help="Whether POST /drain and POST /resume take the worker out of routing and back. None:"
+        " only if the status server listens on this machine alone.",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from dynamo_trio.config.option import Group, option, optional
-from dynamo_trio.config.rules import Choice, FilePath, Integer, Seconds
+from dynamo_trio.config.rules import Boolean, Choice, FilePath, Integer, Seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,12 +109,28 @@ class StopTable:
         Choice[DrainPolicy](("auto", "finish", "migrate")),
         group=Group.STOP_WORKER,
         env="DYN_TRIO_DRAIN_POLICY",
-        help="What happens to requests in flight: all finish, all are handed over, or those"
-        " that cannot finish in time are.",
+        help="What happens to requests in flight: all finish, all that others have a place for are"
+        " handed over, or those that cannot finish in time are.",
     )
     worker_total: float | None = optional(
         Seconds(),
         group=Group.STOP_WORKER,
         env="DYN_WORKER_SHUTDOWN_TOTAL_TIMEOUT_SECS",
         help="The whole stop of a worker, from the signal on.",
+    )
+    fast_exit: bool = option(
+        False,
+        Boolean(),
+        group=Group.STOP_WORKER,
+        env="DYN_GMS_FAILOVER_FAST_EXIT_ON_SIGTERM",
+        help="On SIGTERM leave as soon as the registration is withdrawn, for a failover group"
+        " whose next member waits for this process to be gone: requests in flight are lost to"
+        " it. Other stops are as ever.",
+    )
+    fast_unregister: float = option(
+        5.0,
+        Seconds(),
+        group=Group.STOP_WORKER,
+        env="DYN_GMS_FAILOVER_UNREGISTER_TIMEOUT_SECS",
+        help="Limit of the unregistering that such a fast exit waits for.",
     )

@@ -226,7 +226,7 @@ class LeaseKeeper:
                 at: write for at, write in pairs if not self._stands(write, found.get(full_key(at)))
             }
             if gone:
-                logger.warning("deleted or overwritten in etcd by a stranger: %s", _names(gone))
+                logger.warning("no longer in etcd as we wrote them: %s", _names(gone))
                 self.owned.lose(gone)
 
     def _stands(self, write: Write, found: KeyValue | None) -> bool:

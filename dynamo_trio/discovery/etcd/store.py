@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from dynamo_trio.context import plain_cleanup
 from dynamo_trio.discovery.etcd import messages
 from dynamo_trio.discovery.etcd.contact import Contact, logger
 from dynamo_trio.discovery.etcd.follower import Follower
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from dynamo_trio.context import Cleanup
     from dynamo_trio.discovery.etcd.gateway import Gateway
     from dynamo_trio.discovery.etcd.settings import EtcdSettings
     from dynamo_trio.discovery.store import StoreWatch
@@ -32,10 +34,13 @@ async def open_etcd_store(
     transport: httpx.AsyncBaseTransport | None = None,
     *,
     buckets: Iterable[str] = (),
+    close_scope: Cleanup = plain_cleanup,
 ) -> AsyncIterator[EtcdStore]:
     """A store for this process. At the end its lease is revoked, and with it all its keys.
 
-    ``buckets``: those that must be readable, or there is no start.
+    ``buckets``: those that must be readable, or there is no start. ``close_scope`` is what the
+    revoke runs in, given its limit: a program gives ``lifecycle.cleanup``, which a stop's hard
+    end caps.
 
     Raises:
         FileUnusable: a certificate or key cannot be used.
@@ -52,18 +57,20 @@ async def open_etcd_store(
                 yield EtcdStore(gateway, contact, settings, keeper, nursery)
             finally:
                 nursery.cancel_scope.cancel("the store is closed")
-                await _revoke(gateway, lease, settings.close_time)
+                with close_scope(settings.close_time) as scope:
+                    await _revoke(gateway, lease)
+                if scope.cancelled_caught:
+                    _say_not_revoked(lease, "no answer in time")
 
 
-async def _revoke(gateway: Gateway, lease: int, limit: float) -> None:
-    why: object = f"no answer within {limit} s"
-    with trio.move_on_after(limit, shield=True):
-        try:
-            await gateway.ask(messages.revoke(lease))
-        except StoreUnavailable as exc:
-            why = exc
-        else:
-            return
+async def _revoke(gateway: Gateway, lease: int) -> None:
+    try:
+        await gateway.ask(messages.revoke(lease))
+    except StoreUnavailable as exc:
+        _say_not_revoked(lease, exc)
+
+
+def _say_not_revoked(lease: int, why: object) -> None:
     logger.warning("lease %x was not revoked, it runs out by itself: %s", lease, why)
 
 

@@ -29,13 +29,10 @@ from dynamo_trio.errors import (
     RemoteProtocolError,
     Unknown,
 )
-from dynamo_trio.plane.tcp.tls import explain
 from dynamo_trio.wire.dynamo.annotated import read_item
-from dynamo_trio.wire.dynamo.call_home import ClientEnd
 from dynamo_trio.wire.dynamo.call_home_states import (
     Accepted,
     CompleteFinal,
-    Handshake,
     Item,
     Kill,
     Sentinel,
@@ -45,47 +42,35 @@ from dynamo_trio.wire.dynamo.call_home_states import (
 from dynamo_trio.wire.dynamo.receiver import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dynamo_trio.plane.tcp.streams import StreamTable, TcpStream
+    from dynamo_trio.plane.tcp.streams import TcpStream
+    from dynamo_trio.wire.dynamo.call_home import ClientEnd
     from dynamo_trio.wire.dynamo.call_home_states import UpEvent
 
 logger = logging.getLogger("dynamo_trio.plane.tcp")
 
-#: Bytes that a caller may send before it has said which request it answers.
-MAX_GREETING = 4096
 #: Seconds that telling a worker the client's wish may take, and hearing a worker's last words.
 TELL_TIME = LAST_WORDS_TIME = 1.0
 
 
 @attrs.define(eq=False)
 class Answer:
-    """One connection of a worker; :meth:`run` is its task. ``limit``: bytes of a message."""
+    """A worker's connection, from behind its handshake on; :meth:`run` is its task."""
 
     _transport: trio.abc.Stream
-    _limit: int
-    #: Called when it has named a stream of ours.
-    _on_found: Callable[[], object] = lambda: None
-    #: Who it is, for the log.
-    _peer: str = "an unknown peer"
-    _end: ClientEnd = attrs.field(init=False)
+    _end: ClientEnd
     #: Around the waits that a change of the client's wish ends.
     _waiting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     #: The worker may have more to say although the client has all that it needs.
     _unsaid: bool = False
 
-    def __attrs_post_init__(self) -> None:
-        self._end = ClientEnd(limit=self._limit)
-
     def look(self) -> None:
         """The client's wish has changed."""
         self._waiting.cancel("the client's wish has changed")
 
-    async def run(self, streams: StreamTable, handshake_time: float) -> None:
-        """Find the stream that this answers, and bring it to its end. The caller closes."""
-        stream = await self._greeted(streams, handshake_time)
-        if stream is None:
-            return
+    async def run(self, stream: TcpStream) -> None:
+        """Bring the stream that this answers to its end. The caller closes."""
+        self._end.accept(stream.codec)
+        stream.heard = True
         try:
             await self._serve(stream)
             if self._unsaid:
@@ -95,40 +80,6 @@ class Answer:
             raise
         finally:
             stream.give_up(Disconnected("the request plane was closed"))
-
-    # --- whose answer it is ---------------------------------------------------------------
-
-    async def _greeted(self, streams: StreamTable, limit: float) -> TcpStream | None:
-        with trio.move_on_after(limit) as scope:
-            subject = await self._subject()
-        if scope.cancelled_caught:
-            self._turn_away(f"it did not say within {limit:g} s which request it answers")
-            return None
-        stream = None if subject is None else streams.called_home(subject, self)
-        if stream is None:
-            # Usual when a request was given up while its worker was calling.
-            logger.debug("a call home for request %.64r, which nobody waits for", subject)
-            return None
-        self._end.accept(stream.codec)
-        self._on_found()
-        stream.heard = True
-        return stream
-
-    async def _subject(self) -> str | None:
-        try:
-            while (event := self._end.next_event()) is None:
-                if self._end.buffered > MAX_GREETING:
-                    raise RemoteProtocolError("its handshake is too long")
-                self._end.receive_data(await self._receive())
-        except RemoteProtocolError as exc:
-            self._turn_away(explain(exc))
-            return None
-        if isinstance(event, Closed) and event.inside:
-            self._turn_away("it left inside its handshake")
-        return event.subject if isinstance(event, Handshake) else None
-
-    def _turn_away(self, why: str) -> None:
-        logger.warning("a call home from %s is closed: %s", self._peer, why)
 
     # --- the stream -----------------------------------------------------------------------
 
@@ -147,10 +98,10 @@ class Answer:
         while not stream.over:
             if not self._deliver(stream):
                 if stream.credit <= 0:
-                    await stream.wait_credit()
+                    await stream.wait_granted()
                 continue
             if not stream.over:
-                self._end.receive_data(await self._receive())
+                self._end.receive_data(await receive(self._transport))
                 stream.heard = True
 
     def _deliver(self, stream: TcpStream) -> bool:
@@ -182,11 +133,12 @@ class Answer:
             DynamoException: the error that an item is, or a broken rule.
         """
         credit, codec, next_event = stream.credit, stream.codec, self._end.next_event
+        annotated = stream.annotated
         event: UpEvent | Closed | None = Item(b"")
         while len(values) < credit:
             event = next_event()
             if type(event) is Item:
-                value = read_item(codec, event.data)
+                value = read_item(codec, event.data) if annotated else event.data
                 if value is not None:
                     values.append(value)
             elif type(event) is not Accepted:
@@ -219,10 +171,12 @@ class Answer:
         with trio.move_on_after(LAST_WORDS_TIME), suppress(RemoteProtocolError):
             while not isinstance(event := self._end.next_event(), Sentinel | Closed):
                 if event is None:
-                    self._end.receive_data(await self._receive())
+                    self._end.receive_data(await receive(self._transport))
 
-    async def _receive(self) -> bytes | bytearray:
-        try:
-            return await self._transport.receive_some()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return b""  # a reset is an end like any other
+
+async def receive(transport: trio.abc.Stream) -> bytes | bytearray:
+    """What has arrived; empty at the end, orderly or not."""
+    try:
+        return await transport.receive_some()
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return b""  # a reset is an end like any other

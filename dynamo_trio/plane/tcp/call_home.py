@@ -14,7 +14,8 @@ socket, nobody but that task writes. Above the high-water mark the call has no c
 
 An ending is one of these, and the first wins:
 
-* the call finishes: its last words are sent, and the client is expected to close;
+* the call finishes: its last words are sent, and the client is expected to close. The call is
+  over when they have left, and until then it is cancelled if the client goes;
 * the client asked to stop: the call is asked to end, and when it does the connection is
   closed without last words;
 * the client is gone (kill, end of stream, reset, or it could not be dialled): the call is
@@ -25,7 +26,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -33,7 +35,9 @@ import trio
 
 from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.errors import RemoteProtocolError
+from dynamo_trio.lifecycle.prospects import Peer
 from dynamo_trio.plane.abc import AcceptedCall, Outbox
+from dynamo_trio.plane.tcp.items_in import ItemsIn
 from dynamo_trio.wire.dynamo.addresses import HostPort
 from dynamo_trio.wire.dynamo.annotated import annotate, annotate_error
 from dynamo_trio.wire.dynamo.call_home import WorkerEnd
@@ -49,6 +53,7 @@ from dynamo_trio.wire.dynamo.call_home_states import (
     UpEvent,
     Wish,
 )
+from dynamo_trio.wire.llm import encode_token
 
 if TYPE_CHECKING:
     from dynamo_trio.errors import DynamoException
@@ -99,11 +104,16 @@ class CallHome(Outbox):
     _settings: TcpSettings
     #: Told when the answer is seen to have begun, or has ended.
     _on_settled: Callable[[CallHome], object] = lambda _: None
+    #: Do its items lie in Dynamo's ``Annotated``?
+    _annotated: bool = attrs.field(default=True, kw_only=True)
     #: Log lines about clients that cannot be called.
     _unreached: Seldom = attrs.field(factory=Seldom, kw_only=True)
     call: AcceptedCall = attrs.field(factory=_Nobody)
+    #: What streams in.
+    items: ItemsIn | None = None
     #: The last words were said, or nobody wants them.
     finished: bool = False
+    _delivered: bool | None = None
     #: Its peer knows whether it began, as far as that can be known here.
     settled: bool = False
     #: Invariant: once set, nothing is sent any more.
@@ -127,6 +137,12 @@ class CallHome(Outbox):
 
     # --- the outbox: plain calls from the call's task -------------------------------------
 
+    @property
+    def peer(self) -> Peer:
+        # Whether it would continue anything it has no way to say; but it cannot if it is not even
+        # told of the error.
+        return Peer(places=None if self._annotated else 0)
+
     def begin(self) -> None:
         if not self._gone and not self.finished:
             self._send(self._wire.send(Accepted()))
@@ -134,12 +150,22 @@ class CallHome(Outbox):
 
     def put(self, payload: bytes) -> None:
         if not self._gone and not self.finished:
-            self._send(self._wire.send(Item(annotate(self._codec, payload))))
+            data = annotate(self._codec, payload) if self._annotated else payload
+            self._send(self._wire.send(Item(data)))
+
+    def put_tokens(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.put(encode_token(self._codec, token_id))
+
+    def grant(self, items: int) -> None:
+        if self.items is not None:
+            self.items.grant(items)
 
     def finish(self, error: DynamoException | None) -> None:
         if self.finished:
             return
         self.finished = True
+        self._close_input()
         if not self._gone and self._wire.wish is Wish.GO_ON:
             self._send(b"".join(map(self._wire.send, self._last_words(error))))
         self._look()
@@ -147,9 +173,11 @@ class CallHome(Outbox):
     def _last_words(self, error: DynamoException | None) -> list[UpEvent]:
         events: list[UpEvent] = []
         if self._wire.phase is Phase.GREETED:
-            if error is not None and _is_refusal(error):
+            if error is not None and (_is_refusal(error) or not self._annotated):
                 return [Refused.because(error)]
             events.append(Accepted())
+        if error is not None and not self._annotated:
+            return [*events, Sentinel()]  # an end that is not complete: all that can be said
         if error is not None:
             events.append(Item(annotate_error(self._codec, error)))
         return [*events, CompleteFinal(), Sentinel()]
@@ -163,6 +191,13 @@ class CallHome(Outbox):
 
     def wake(self) -> None:
         self._credit.unpark_all()
+
+    @property
+    def delivered(self) -> bool | None:
+        return self._delivered
+
+    async def wait_delivered(self) -> None:
+        await self._credit.park()
 
     # --- sending ----------------------------------------------------------------------------
 
@@ -205,17 +240,27 @@ class CallHome(Outbox):
             await self._work.park()
 
     async def _write_piece(self, stream: trio.abc.Stream) -> None:
-        piece = bytes(self._unsent[:PIECE])
+        taken = 0
         with trio.move_on_after(self._settings.stall_time) as stalled:
             try:
-                await stream.send_all(piece)
+                taken = await self._give(stream, bytes(self._unsent[:PIECE]))
             except GONE as exc:
                 self._lose(f"does not take what is sent: {exc.__cause__ or exc}")
         if stalled.cancelled_caught:
             self._lose(f"has taken nothing for {self._settings.stall_time:g} s")
-        del self._unsent[: len(piece)]
+        del self._unsent[:taken]
         if self._paused and len(self._unsent) <= self._settings.low_water:
             self._grant()
+
+    async def _give(self, stream: trio.abc.Stream, piece: bytes) -> int:
+        """Wait until the stream takes something of it; returns how much that was."""
+        if self._socket is None:
+            await stream.send_all(piece)
+            return len(piece)
+        # With nothing behind the write that lets others run: a client that goes when it has all
+        # must not be seen to go before what it has is known to have left.
+        await trio.lowlevel.wait_writable(self._socket)
+        return self._write_now(piece)
 
     def _grant(self) -> None:
         self._paused = False
@@ -225,10 +270,17 @@ class CallHome(Outbox):
         """Something may be complete: the beginning of the answer, or all of it."""
         if self._unsent and not self._gone:
             return
-        if self._gone or (self._nursery is not None and self._wire.phase not in _UNBEGUN):
+        begun = self._nursery is not None and self._wire.phase not in _UNBEGUN
+        if self._gone or (begun and (self.items is None or self.items.settled)):
             self._settle()
         if self.finished and self._nursery is not None:
+            self._deliver(not self._gone)
             self._linger(self._nursery.cancel_scope)
+
+    def _deliver(self, done: bool) -> None:
+        if self._delivered is None:
+            self._delivered = done
+            self._credit.unpark_all()
 
     def _linger(self, connection: trio.CancelScope) -> None:
         if self._gone or self._wire.wish is not Wish.GO_ON:
@@ -236,15 +288,39 @@ class CallHome(Outbox):
         else:
             connection.deadline = trio.current_time() + self._settings.linger_time
 
+    def _close_input(self) -> None:
+        if self.items is not None:
+            self.items.close()
+
     def _settle(self) -> None:
         if not self.settled:
             self.settled = True
             self._on_settled(self)
 
+    # --- what streams in --------------------------------------------------------------------
+
+    def stream_in(self, place: ReplyTo) -> None:
+        """The request streams in from there. To be said before :meth:`run`."""
+        killed = partial(self._lose, "cancelled it")
+        self.items = ItemsIn(
+            *(place, self.call, self._dial, self._settings.max_message),
+            on_kill=killed,
+            on_settled=self._look,
+            unreached=self._unreached,
+        )
+
     # --- the connection ---------------------------------------------------------------------
 
     async def run(self) -> None:
         """Call the client and stay until the connection has ended. Never raises for its faults."""
+        if self.items is None:
+            await self._answer()
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.items.run)
+            await self._answer()
+
+    async def _answer(self) -> None:
         try:
             await self._converse(await self._dial(self._reply_to.address))
         except OSError as exc:
@@ -259,8 +335,9 @@ class CallHome(Outbox):
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
             async with trio.open_nursery() as self._nursery:
-                self._connected(stream)
-                self._lose(await self._listen(stream))
+                if not self._gone:
+                    self._connected(stream)
+                    self._lose(await self._listen(stream))
         finally:
             self._nursery = self._socket = None
             await trio.aclose_forcefully(stream)
@@ -297,10 +374,12 @@ class CallHome(Outbox):
         if self._gone:
             return
         self._gone = True
+        self._close_input()
         self._unsent.clear()
+        self._deliver(False)
         self._grant()
         self._settle()
-        if not self.finished:
+        if not self._delivered:
             # Its client knows, and the worker counts it: no line for each in the log.
             logger.debug("request %.64s ends: its client %s", self._reply_to.request_id, why)
             self.call.cancel()

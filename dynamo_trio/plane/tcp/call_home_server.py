@@ -9,21 +9,18 @@ import attrs
 import trio
 
 from dynamo_trio.errors import CannotConnect, Disconnected, StartupError
-from dynamo_trio.plane.tcp.answer import Answer
-from dynamo_trio.plane.tcp.connecting import (
-    accept_connections,
-    open_listener,
-    peer_of,
-    start_apart,
-)
-from dynamo_trio.plane.tcp.hosts import listening_host
-from dynamo_trio.plane.tcp.tls import shake_hands
+from dynamo_trio.plane.net.accepting import accept_connections, open_listener, peer_of
+from dynamo_trio.plane.net.hosts import listening_host
+from dynamo_trio.plane.net.sockets import start_apart
+from dynamo_trio.plane.net.tls import shake_hands
+from dynamo_trio.plane.tcp.incoming import IncomingCall
 from dynamo_trio.wire.dynamo.addresses import HostPort
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from dynamo_trio.plane.abc import Traffic
     from dynamo_trio.plane.tcp.settings import TcpSettings
     from dynamo_trio.plane.tcp.streams import StreamTable
 
@@ -40,6 +37,7 @@ class CallHomeServer:
     _settings: TcpSettings
     _context: ssl.SSLContext | None
     _nursery: trio.Nursery
+    _traffic: Traffic
     #: What workers are told; None: not listening yet.
     _address: HostPort | None = None
     _opening: trio.Lock = attrs.field(factory=trio.Lock)
@@ -82,9 +80,14 @@ class CallHomeServer:
 
     async def _accept(self, listener: trio.SocketListener) -> None:
         try:
-            await accept_connections(listener, self._serve, self._nursery)
+            await accept_connections(
+                listener, self._serve, self._nursery, on_no_room=self._count_backoff
+            )
         finally:
             self._streams.give_up(Disconnected("the request plane was closed"))
+
+    def _count_backoff(self) -> None:
+        self._traffic.backoffs += 1
 
     async def _serve(self, raw: trio.SocketStream, is_ours: Callable[[], None]) -> None:
         peer = peer_of(raw)
@@ -93,8 +96,8 @@ class CallHomeServer:
         except OSError as exc:
             logger.warning("a call home from %s is closed: %s", peer, exc)
             return
-        answer = Answer(transport, self._settings.max_message, is_ours, peer)
-        await answer.run(self._streams, self._settings.handshake_time)
+        caller = IncomingCall(transport, self._settings.max_message, is_ours, peer)
+        await caller.run(self._streams, self._settings.handshake_time)
 
     async def _secured(self, raw: trio.SocketStream) -> trio.abc.Stream:
         if self._context is None:

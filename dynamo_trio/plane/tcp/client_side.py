@@ -25,11 +25,12 @@ from dynamo_trio.errors import (
     PayloadTooLarge,
     RemoteProtocolError,
 )
+from dynamo_trio.plane.net.tls import dialer_context, listener_context
 from dynamo_trio.plane.tcp.call_home_server import CallHomeServer
+from dynamo_trio.plane.tcp.items_out import ItemsOut
 from dynamo_trio.plane.tcp.pool import RequestPool, dialer
 from dynamo_trio.plane.tcp.silence import SilenceWatch
 from dynamo_trio.plane.tcp.streams import StreamTable
-from dynamo_trio.plane.tcp.tls import dialer_context, listener_context
 from dynamo_trio.wire.dynamo.ack import refused
 from dynamo_trio.wire.dynamo.addresses import TcpTarget
 from dynamo_trio.wire.dynamo.control import ControlMessage, ReplyTo, encode_payload
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from dynamo_trio.plane.abc import ClientStream, ItemSink, RequestHead
+    from dynamo_trio.plane.abc import ClientStream, ItemSink, RequestHead, Traffic
     from dynamo_trio.plane.tcp.settings import TcpSettings
 
 
@@ -69,7 +70,9 @@ class TcpClientSide:
         dial = dialer(self.settings, dialer_context(tls))
         self._pool = RequestPool(self.settings, dial, self.nursery)
         context = listener_context(tls)
-        self._server = CallHomeServer(self.streams, self.settings, context, self.nursery)
+        self._server = CallHomeServer(
+            self.streams, self.settings, context, self.nursery, self._pool.traffic
+        )
         self._silence = SilenceWatch(self.streams, self._pool, self.nursery)
 
     @asynccontextmanager
@@ -86,10 +89,15 @@ class TcpClientSide:
         """
         target = _target(address)
         home = await self._server.address()
-        stream = self.streams.add(str(target), head.codec, sink)
+        items = ItemsOut(self.settings) if head.streams_in else None
+        stream = self.streams.add(
+            str(target), head.codec, sink, annotated=head.annotated, items=items
+        )
         try:
             reply_to = ReplyTo(home, stream.subject, head.request_id)
-            ack = await self._pool.send(target.address, _frame(target, head, reply_to, payload))
+            items_from = None if items is None else attrs.evolve(reply_to, subject=items.subject)
+            frame = _frame(target, head, reply_to, items_from, payload)
+            ack = await self._pool.send(target.address, frame)
             if (error := refused(ack)) is not None:
                 raise error
             yield stream
@@ -99,6 +107,16 @@ class TcpClientSide:
     async def listen_for_answers(self) -> None:
         """As :meth:`~dynamo_trio.plane.tcp.plane.TcpPlane.listen_for_answers`."""
         await self._server.listen()
+
+    @property
+    def traffic(self) -> Traffic:
+        """As :attr:`~dynamo_trio.plane.abc.RequestPlane.traffic`."""
+        return self._pool.traffic
+
+    @property
+    def connections(self) -> int:
+        """To workers, on which requests are sent."""
+        return self._pool.count
 
     def instance_gone(self, address: str) -> None:
         """As :meth:`~dynamo_trio.plane.abc.RequestPlane.instance_gone`."""
@@ -115,14 +133,21 @@ def _target(address: str) -> TcpTarget:
         raise CannotConnect(f"the worker has no usable address: {exc}") from None
 
 
-def _frame(target: TcpTarget, head: RequestHead, reply_to: ReplyTo, body: bytes) -> RequestFrame:
-    control = ControlMessage.for_request(reply_to, head.codec)
+def _frame(
+    target: TcpTarget,
+    head: RequestHead,
+    reply_to: ReplyTo,
+    items_from: ReplyTo | None,
+    body: bytes,
+) -> RequestFrame:
+    control = ControlMessage.for_request(reply_to, head.codec, items_from)
     if head.metadata:
         control = msgspec.structs.replace(control, metadata=dict(head.metadata))
     headers = {
         REQUEST_ID: head.request_id,
         ENDPOINT_PATH: target.path,
         SEND_TIME_NS: str(time.time_ns()),
+        **head.headers,
     }
     try:
         payload = encode_payload(control, body)

@@ -31,6 +31,7 @@ from dynamo_trio.errors import (
     DynamoException,
     RemoteProtocolError,
 )
+from dynamo_trio.plane.abc import Traffic
 from dynamo_trio.wire.dynamo.receiver import Closed
 from dynamo_trio.wire.dynamo.request_plane import RequestClient
 
@@ -104,6 +105,7 @@ class Pipeline:
     _dial: Dial
     _settings: TcpSettings
     peer: str
+    _traffic: Traffic = attrs.field(factory=Traffic)
     _client: RequestClient = attrs.field(init=False)
     _queue: deque[Sending] = attrs.field(factory=deque)
     #: Written and not acknowledged, and when each must have been. Oldest first.
@@ -195,6 +197,7 @@ class Pipeline:
         for sending in (*(owed for owed, _ in self._owed), *self._queue):
             sending.stale = self._ended_by_worker and sending.may_be_stale(self._acks)
             sending.fail(self._error)
+            self._traffic.errors += not sending.stale  # else it is sent once more
         self._owed.clear()
         self._queue.clear()
 
@@ -216,6 +219,7 @@ class Pipeline:
                     await self._more.park()
                 if data := self._take():
                     await transport.send_all(data)
+                    self._traffic.sent += len(data)
                 self._writing = 0
                 self._set_deadline()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -247,7 +251,9 @@ class Pipeline:
 
     async def _read(self, transport: trio.abc.Stream) -> None:
         while True:
-            self._client.receive_data(await _receive(transport))
+            data = await _receive(transport)
+            self._traffic.received += len(data)
+            self._client.receive_data(data)
             while (event := self._client.next_event()) is not None:
                 if isinstance(event, Closed):
                     return

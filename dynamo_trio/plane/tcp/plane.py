@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 import trio
 
-from dynamo_trio.plane.abc import Acceptor, ClientStream, ItemSink, RequestHead, RequestPlane
+from dynamo_trio.context import plain_cleanup
+from dynamo_trio.plane.abc import (
+    Acceptor,
+    ClientStream,
+    Connections,
+    ItemSink,
+    RequestHead,
+    RequestPlane,
+    Traffic,
+)
+from dynamo_trio.plane.net.tls import dialer_context, listener_context
 from dynamo_trio.plane.tcp.client_side import TcpClientSide
 from dynamo_trio.plane.tcp.server_side import TcpServerSide
 from dynamo_trio.plane.tcp.settings import TcpSettings
-from dynamo_trio.plane.tcp.tls import dialer_context, listener_context
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
+
+    from dynamo_trio.context import Cleanup
 
 
 @attrs.define(eq=False)
@@ -31,13 +42,15 @@ class TcpPlane(RequestPlane):
     server: TcpServerSide
     client: TcpClientSide
 
-    def serve(self, path: str, acceptor: Acceptor) -> AbstractAsyncContextManager[str]:
+    def serve(
+        self, path: str, acceptor: Acceptor, *, annotated: bool = True
+    ) -> AbstractAsyncContextManager[str]:
         """Serve ``path``; yields ``HOST:PORT/PATH``, as it stands in a discovery record.
 
         Raises:
             ConfigError, PortInUse: the plane cannot listen there.
         """
-        return self.server.serve(path, acceptor)
+        return self.server.serve(path, acceptor, annotated=annotated)
 
     def open_stream(
         self, address: str, head: RequestHead, payload: bytes, sink: ItemSink
@@ -59,16 +72,27 @@ class TcpPlane(RequestPlane):
         await self.server.settle()
 
     @property
+    def connections(self) -> Connections:
+        return Connections(self.client.connections, self.server.connections)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.client.traffic
+
+    @property
     def has_silent_peers(self) -> bool:
         return self.server.has_silent_peers
 
 
 @asynccontextmanager
-async def open_tcp_plane(settings: TcpSettings | None = None) -> AsyncIterator[TcpPlane]:
+async def open_tcp_plane(
+    settings: TcpSettings | None = None, *, close_scope: Cleanup = plain_cleanup
+) -> AsyncIterator[TcpPlane]:
     """The ``tcp`` plane of a process.
 
     When the block is left, answers that are finished have ``farewell_time`` seconds to leave;
-    then every connection is closed.
+    then every connection is closed. ``close_scope``, given that limit, is what this runs in: a
+    program gives ``lifecycle.cleanup``, which a stop's hard end caps.
 
     Raises:
         ConfigError, FileUnusable: the TLS settings cannot be used.
@@ -78,5 +102,6 @@ async def open_tcp_plane(settings: TcpSettings | None = None) -> AsyncIterator[T
     async with trio.open_nursery() as nursery:
         server = TcpServerSide(settings, nursery)
         yield TcpPlane(server, TcpClientSide(settings, nursery))
-        await server.say_farewell()
+        with close_scope(settings.farewell_time):
+            await server.say_farewell()
         nursery.cancel_scope.cancel("the tcp plane is closed")

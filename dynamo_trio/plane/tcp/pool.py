@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dynamo_trio.errors import CannotConnect, DynamoException, Overloaded
-from dynamo_trio.plane.tcp.connecting import dial, start_apart
+from dynamo_trio.plane.abc import Traffic
+from dynamo_trio.plane.net.dialling import dial
+from dynamo_trio.plane.net.sockets import start_apart
 from dynamo_trio.plane.tcp.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -37,8 +39,14 @@ class RequestPool:
     _settings: TcpSettings
     _dialer: Dialer
     _nursery: trio.Nursery
+    traffic: Traffic = attrs.field(factory=Traffic)
     #: Invariant: a connection is in here exactly while its task runs; no empty lists.
     _connections: dict[HostPort, list[Pipeline]] = attrs.field(factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many connections there are."""
+        return sum(len(connections) for connections in self._connections.values())
 
     async def send(self, address: HostPort, frame: RequestFrame) -> Ack:
         """Send a request and wait for its acknowledgement, accepting or not.
@@ -87,7 +95,7 @@ class RequestPool:
         return connection
 
     def _make(self, address: HostPort) -> Pipeline:
-        return Pipeline(partial(self._dialer, address), self._settings, str(address))
+        return Pipeline(partial(self._dialer, address), self._settings, str(address), self.traffic)
 
     def _start(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         try:

@@ -12,15 +12,17 @@ import trio
 from dynamo_trio.console.seldom import Seldom
 from dynamo_trio.errors import DynamoException, RemoteProtocolError, Unknown
 from dynamo_trio.plane.abc import Acceptor, RequestHead
+from dynamo_trio.plane.net.accepting import accept_connections, open_listener, peer_of
+from dynamo_trio.plane.net.dialling import dial
+from dynamo_trio.plane.net.hosts import listening_host
+from dynamo_trio.plane.net.tls import dialer_context, listener_context, shake_hands
 from dynamo_trio.plane.tcp.call_home import CallHome
-from dynamo_trio.plane.tcp.connecting import accept_connections, dial, open_listener, peer_of
-from dynamo_trio.plane.tcp.hosts import listening_host
-from dynamo_trio.plane.tcp.tls import dialer_context, listener_context, shake_hands
 from dynamo_trio.plane.tcp.worker_connection import WorkerConnection
 from dynamo_trio.wire.dynamo.ack import ACCEPTED, Ack, refusal, unknown_endpoint, unreadable
 from dynamo_trio.wire.dynamo.addresses import HostPort, TcpTarget
 from dynamo_trio.wire.dynamo.codec import JSON
 from dynamo_trio.wire.dynamo.control import decode_payload
+from dynamo_trio.wire.trace import picked
 
 if TYPE_CHECKING:
     import ssl
@@ -36,6 +38,14 @@ logger = logging.getLogger("dynamo_trio.plane.tcp")
 _SETTING = "DYN_TCP_RPC_"
 
 
+@attrs.frozen
+class Served:
+    """What is served under a path."""
+
+    acceptor: Acceptor
+    annotated: bool = True
+
+
 @attrs.define(eq=False)
 class TcpServerSide:
     """Its tasks live in ``nursery``, and end when that is cancelled."""
@@ -44,7 +54,9 @@ class TcpServerSide:
     nursery: trio.Nursery
     #: A client has sent a request; no client here can say that it saw an instance leave.
     has_silent_peers: bool = False
-    _acceptors: dict[str, Acceptor] = attrs.field(factory=dict)
+    #: From clients, on which requests come.
+    connections: int = 0
+    _served: dict[str, Served] = attrs.field(factory=dict)
     #: Log lines about refused requests, of which eight bytes make one; and about clients that
     #: cannot be called.
     _refused: Seldom = attrs.field(factory=Seldom)
@@ -66,15 +78,17 @@ class TcpServerSide:
     # --- what the plane offers ----------------------------------------------------------------
 
     @asynccontextmanager
-    async def serve(self, path: str, acceptor: Acceptor) -> AsyncIterator[str]:
+    async def serve(
+        self, path: str, acceptor: Acceptor, *, annotated: bool = True
+    ) -> AsyncIterator[str]:
         """As :meth:`~dynamo_trio.plane.abc.RequestPlane.serve`."""
-        if path in self._acceptors:
+        if path in self._served:
             raise ValueError(f"the path {path!r} is already served on this plane")
-        self._acceptors[path] = acceptor
+        self._served[path] = Served(acceptor, annotated)
         try:
             yield str(TcpTarget(await self._listen(), path))
         finally:
-            del self._acceptors[path]
+            del self._served[path]
 
     async def settle(self) -> None:
         """Wait until the answers to all that was accepted so far have begun, or ended."""
@@ -115,7 +129,11 @@ class TcpServerSide:
             except OSError as exc:
                 logger.warning("a request connection from %s is closed: %s", peer, exc)
                 return
-        await WorkerConnection(stream, self.answer, self.settings, is_ours, peer).run()
+        self.connections += 1
+        try:
+            await WorkerConnection(stream, self.answer, self.settings, is_ours, peer).run()
+        finally:
+            self.connections -= 1
 
     async def _dial(self, address: HostPort) -> trio.abc.Stream:
         return await dial(address, self._dialer_tls, self.settings)
@@ -125,8 +143,8 @@ class TcpServerSide:
     def answer(self, frame: RequestFrame) -> Ack:
         """Accept a request, or say why not. Never raises; the body is not looked at."""
         self.has_silent_peers = True
-        acceptor = self._acceptors.get(frame.path)
-        if acceptor is None:
+        served = self._served.get(frame.path)
+        if served is None:
             self._tell(logging.INFO, f"for {frame.path!r}, which is not served here")
             return unknown_endpoint(frame.path)
         try:
@@ -135,38 +153,52 @@ class TcpServerSide:
         except RemoteProtocolError as exc:
             self._tell(logging.WARNING, f"that says not where to answer: {exc}")
             return unreadable(exc)
-        return self._accept(acceptor, control, reply_to, body, frame.sent_at_ns)
+        return self._accept(served, control, reply_to, body, frame)
 
     def _tell(self, level: int, which: str) -> None:
         self._refused.log(logger, level, "refused a request %s", which)
 
     def _accept(
         self,
-        acceptor: Acceptor,
+        served: Served,
         control: ControlMessage,
         reply_to: ReplyTo,
         body: bytes,
-        sent_at_ns: int | None,
+        frame: RequestFrame,
     ) -> Ack:
         try:
-            codec = control.body_codec()
+            codec, items_from = control.body_codec(), control.items_from()
+            if body and items_from is not None:
+                raise RemoteProtocolError("the peer sent a request that streams in with a body")
         except RemoteProtocolError as exc:
             logger.warning("request %.64s cannot be served: %s", control.id, exc)
-            answer = self._call_home(reply_to, JSON)
+            answer = self._call_home(reply_to, JSON, annotated=served.annotated)
             answer.finish(exc)
         else:
-            answer = self._call_home(reply_to, codec)
-            head = RequestHead(control.id, control.metadata or {}, codec, sent_at_ns)
+            answer = self._call_home(reply_to, codec, annotated=served.annotated)
+            head = RequestHead(
+                control.id,
+                control.metadata or {},
+                codec,
+                frame.sent_at_ns,
+                streams_in=items_from is not None,
+                annotated=served.annotated,
+                headers=picked(frame.headers),
+            )
             try:
-                answer.call = acceptor.accept(head, body, answer)
+                answer.call = served.acceptor.accept(head, body, answer)
             except Exception as exc:
                 return _refusal(exc)
+            if items_from is not None and not answer.finished:
+                answer.stream_in(items_from)
         self._start(answer)
         return ACCEPTED
 
-    def _call_home(self, reply_to: ReplyTo, codec: Codec) -> CallHome:
+    def _call_home(self, reply_to: ReplyTo, codec: Codec, *, annotated: bool) -> CallHome:
         return CallHome(
-            reply_to, codec, self._dial, self.settings, self._settled, unreached=self._unreached
+            *(reply_to, codec, self._dial, self.settings, self._settled),
+            annotated=annotated,
+            unreached=self._unreached,
         )
 
     def _start(self, answer: CallHome) -> None:

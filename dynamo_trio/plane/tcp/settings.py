@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
+from dynamo_trio.plane.net.tls import TlsSettings
 from dynamo_trio.wire.dynamo.two_part import MAX_MESSAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@attrs.frozen(kw_only=True)
-class TlsSettings:
-    """TLS on both listeners and for both dialers. All files are PEM.
-
-    A listener speaks TLS if it has ``cert`` and ``key``; a dialer if it has ``ca``, or is told
-    to be ``insecure``.
-    """
-
-    #: ``DYN_TCP_TLS_CERT_PATH``, ``DYN_TCP_TLS_KEY_PATH``: a listener's identity.
-    cert: Path | None = None
-    key: Path | None = None
-    #: ``DYN_TCP_TLS_CLIENT_CA_CERT_PATH``: who dials must have a certificate of this authority.
-    client_ca: Path | None = None
-    #: ``DYN_TCP_TLS_CA_CERT_PATH``: the authority of the listeners that are dialled.
-    ca: Path | None = None
-    #: ``DYN_TCP_TLS_INSECURE``: dial anybody.
-    insecure: bool = False
-    #: ``DYN_TCP_TLS_CLIENT_CERT_PATH``, ``DYN_TCP_TLS_CLIENT_KEY_PATH``: a dialer's identity.
-    client_cert: Path | None = None
-    client_key: Path | None = None
-    #: ``DYN_TCP_TLS_SERVER_NAME``: the name in a listener's certificate, if not its address.
-    server_name: str | None = None
-    #: ``DYN_TCP_TLS_HANDSHAKE_TIMEOUT_SECS``.
-    handshake_time: float = 3.0
 
 
 @attrs.frozen(kw_only=True)

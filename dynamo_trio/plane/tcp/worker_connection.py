@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from dynamo_trio.errors import MessageTooLarge, RemoteProtocolError
-from dynamo_trio.plane.tcp.tls import explain
+from dynamo_trio.plane.net.tls import explain
 from dynamo_trio.wire.dynamo.ack import ACCEPTED, refusal
 from dynamo_trio.wire.dynamo.request_frame import RequestFrame
 from dynamo_trio.wire.dynamo.request_plane import RequestServer

@@ -34,9 +34,8 @@ from dynamo_trio.errors import (
     Overloaded,
     PayloadTooLarge,
     RemoteProtocolError,
-    UnexpectedTls,
 )
-from dynamo_trio.wire.dynamo.receiver import Receiver, looks_like_tls
+from dynamo_trio.wire.dynamo.receiver import Receiver, may_be_stranger, stranger
 
 #: Bytes of the longest text. The real worker's are about a hundred.
 MAX_TEXT = 16 * 2**10
@@ -152,8 +151,10 @@ class AckReader(Receiver[Ack]):
             return None
         (size,) = _LENGTH.unpack_from(self._buffer)
         if size > MAX_TEXT:
-            if looks_like_tls(self._buffer):
-                raise UnexpectedTls("the peer speaks TLS")
+            if may_be_stranger(self._buffer):
+                return None
+            if (known := stranger(self._buffer)) is not None:
+                raise known
             raise RemoteProtocolError(f"the peer acknowledged with {size} bytes of text")
         if len(self._buffer) < _LENGTH.size + size:
             return None

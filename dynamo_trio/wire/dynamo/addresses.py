@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from attrs import frozen
 
 from dynamo_trio.errors import RemoteProtocolError
@@ -47,6 +49,7 @@ class TcpTarget:
     path: str
 
     @classmethod
+    @lru_cache(maxsize=1024)  # asked for each instance with each request
     def parse(cls, text: str) -> TcpTarget:
         """Read ``HOST:PORT/PATH``, split at the first slash.
 

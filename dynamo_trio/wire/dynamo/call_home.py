@@ -44,7 +44,7 @@ from dynamo_trio.wire.dynamo.call_home_states import (
     ending,
 )
 from dynamo_trio.wire.dynamo.codec import JSON, MSGPACK, Codec, per_codec
-from dynamo_trio.wire.dynamo.control import RESPONSE
+from dynamo_trio.wire.dynamo.control import REQUEST, RESPONSE
 from dynamo_trio.wire.dynamo.two_part import MAX_HEADER, MAX_MESSAGE, TwoPart, TwoPartReader
 from dynamo_trio.wire.dynamo.wire_errors import WireError
 
@@ -91,7 +91,7 @@ _SENTINEL = JSON.encode(_SIGNALS[Sentinel])
 
 def _header_of(event: UpEvent | DownEvent) -> object:
     if isinstance(event, Handshake):
-        return _Handshake(event.subject, RESPONSE)
+        return _Handshake(event.subject, event.stream_type)
     if isinstance(event, Accepted):
         return _Prologue(None)
     if isinstance(event, Refused):
@@ -107,6 +107,11 @@ def _encode(event: UpEvent | DownEvent, codec: Codec) -> bytes:
     if isinstance(event, CompleteFinal):
         return two_part.encode(data=codec.complete_final)
     return two_part.encode(header=JSON.encode(_header_of(event)))
+
+
+def encode_handshake(event: Handshake) -> bytes:
+    """The first words on a connection to the client."""
+    return _encode(event, JSON)
 
 
 # --- the two ends ------------------------------------------------------------------------
@@ -169,7 +174,8 @@ class ClientEnd:
     """The client's end of one answer.
 
     The handshake tells which request it is, and only then the codec is known: after the
-    event ``Handshake`` the owner calls :meth:`accept`, or closes the connection.
+    event ``Handshake`` the owner calls :meth:`accept`, or closes the connection, or does what
+    the handshake is for if that is no answer (:mod:`dynamo_trio.wire.dynamo.items_in`).
     ``limit``: bytes of the largest message that is taken.
     """
 
@@ -305,9 +311,9 @@ class ClientEnd:
 
 
 def _handshake(form: _Handshake) -> Handshake:
-    if form.stream_type != RESPONSE:
+    if form.stream_type not in (RESPONSE, REQUEST):
         raise RemoteProtocolError(f"a handshake for a stream of type {form.stream_type[:64]!r}")
-    return Handshake(form.subject)
+    return Handshake(form.subject, form.stream_type)
 
 
 def _prologue(form: _Prologue) -> Accepted | Refused:

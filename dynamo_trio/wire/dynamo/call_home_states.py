@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import frozen
 
 from dynamo_trio.errors import CannotConnect, Disconnected, DynamoException, InvalidArgument
+from dynamo_trio.wire.dynamo.control import RESPONSE
 from dynamo_trio.wire.dynamo.wire_errors import WireError, from_wire, to_wire
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Handshake:
     """The worker's first words: which request this connection answers."""
 
     subject: str
+    #: ``response``, or ``request`` where the items of a request are asked for.
+    stream_type: str = RESPONSE
 
 
 @frozen

@@ -104,12 +104,12 @@ class CardJson(msgspec.Struct, frozen=True, kw_only=True):
 
     display_name: str  # OpenAI's model id
     slug: str  # only a-z 0-9 - _
-    model_info: ModelInfo
-    tokenizer: TokenizerInfo
+    source_path: str | UnsetType | None = UNSET
+    model_info: ModelInfo | None  # null where the worker itself deals with text or audio
+    tokenizer: TokenizerInfo | None
     prompt_formatter: PromptFormatter | UnsetType | None = UNSET
     chat_template_file: ChatTemplateInfo | UnsetType | None = UNSET
     gen_config: GenerationConfig | UnsetType | None = UNSET
-    source_path: str | UnsetType | None = UNSET
     architectural_max_context_length: int | UnsetType | None = UNSET  # tokens
     context_length: int | UnsetType | None = UNSET  # tokens; 0: not told
     kv_cache_block_size: int  # tokens

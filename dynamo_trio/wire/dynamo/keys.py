@@ -169,4 +169,10 @@ class EventKey:
         return cls(EndpointId(namespace, component, name), topic, parse_id(publisher))
 
 
+def is_of_wider_scope(key: str) -> bool:
+    """Whether it is the key of events about a whole component or namespace."""
+    return tuple(key.split("/")[:-1:2]) in _WIDER_LABELS
+
+
+_WIDER_LABELS = (("namespace", "topic"), ("namespace", "component", "topic"))
 _EVENT_LABELS = ("namespace", "component", "endpoint", "topic")

@@ -22,18 +22,38 @@ from typing import Generic, TypeVar
 
 from attrs import frozen
 
-from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError
+from dynamo_trio.errors import LocalProtocolError, RemoteProtocolError, UnexpectedTls
 
 E = TypeVar("E")
 
 #: How a TLS client begins (a handshake record), and how a TLS server answers what it cannot
 #: read (an alert). As lengths of our own messages both are far above any limit.
 _TLS_BEGINNINGS = (b"\x16\x03", b"\x15\x03")
+_HTTP_BEGINNINGS = (
+    *(b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS ", b"DELETE ", b"PATCH ", b"CONNECT "),
+    *(b"PRI * ", b"HTTP/"),
+)
+#: What the peers of our own plane begin with (:mod:`dynamo_trio.wire.mux`).
+MUX_BEGINNING = b"dynmux"
 
 
-def looks_like_tls(data: bytes | bytearray) -> bool:
-    """Does TLS begin so? To be asked of what makes no sense otherwise."""
-    return data.startswith(_TLS_BEGINNINGS)
+def stranger(data: bytes | bytearray) -> RemoteProtocolError | None:
+    """What a peer speaks that begins so, if it is known. To be asked of what makes no sense
+    otherwise, and of a peer's first bytes only."""
+    if data.startswith(_TLS_BEGINNINGS):
+        return UnexpectedTls("the peer speaks TLS")
+    if data.startswith(_HTTP_BEGINNINGS):
+        return RemoteProtocolError("the peer speaks HTTP")
+    if data.startswith(MUX_BEGINNING):
+        return RemoteProtocolError("the peer speaks mux, and this port is one of the tcp plane")
+    return None
+
+
+def may_be_stranger(data: bytes | bytearray) -> bool:
+    """Must more have come before :func:`stranger` can tell? So it never matters how a socket
+    has cut the bytes."""
+    known = (*_TLS_BEGINNINGS, *_HTTP_BEGINNINGS, MUX_BEGINNING)
+    return any(len(data) < len(begin) and begin.startswith(data) for begin in known)
 
 
 @frozen
@@ -58,6 +78,11 @@ class Receiver(ABC, Generic[E]):
     def buffered(self) -> int:
         """Bytes that are held and not yet part of an event."""
         return len(self._buffer)
+
+    @property
+    def is_empty(self) -> bool:
+        """Is nothing held, and may more come?"""
+        return not (self._buffer or self._ended or self._failure is not None)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take what arrived; ``b""`` for the end of the stream. After a failure it is dropped.

@@ -20,6 +20,8 @@ from dynamo_trio.wire.dynamo.keys import MAX_ID, EventKey, InstanceKey
 from dynamo_trio.wire.names import EndpointId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dynamo_trio.wire.dynamo.codec import Codec
 
 _TCP = "tcp"
@@ -43,6 +45,9 @@ class EndpointFields(msgspec.Struct, frozen=True, kw_only=True):
     transport: dict[str, str]
     device_type: str | UnsetType = UNSET
     request_plane_codec: str | UnsetType = UNSET
+    #: A key of ours, which Dynamo's readers pass over: where the instance takes requests over
+    #: the ``mux`` plane. Kept as it stands, so that nothing in it makes a record unreadable.
+    dynamo_trio_mux: msgspec.Raw | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
@@ -75,6 +80,17 @@ class EndpointFields(msgspec.Struct, frozen=True, kw_only=True):
             RemoteProtocolError: an address that cannot be read.
         """
         target = self.transport.get(_TCP)
+        return None if target is None else TcpTarget.parse(target)
+
+    @property
+    def mux(self) -> TcpTarget | None:
+        """Where the instance takes requests over the ``mux`` plane; None if it does not.
+
+        Raises:
+            RemoteProtocolError: an address that cannot be read.
+        """
+        raw = self.dynamo_trio_mux
+        target = None if raw is UNSET else _read_mux(bytes(raw))
         return None if target is None else TcpTarget.parse(target)
 
 
@@ -129,6 +145,11 @@ class EndpointName(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     name: str
 
+    @classmethod
+    def of(cls, endpoint: EndpointId) -> EndpointName:
+        """The endpoint in this form."""
+        return cls(namespace=endpoint.namespace, component=endpoint.component, name=endpoint.name)
+
     @property
     def endpoint_id(self) -> EndpointId:
         """The same, as it is named everywhere else."""
@@ -141,6 +162,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     endpoint: EndpointName | UnsetType = UNSET
 
+    @classmethod
+    def of(cls, endpoint: EndpointId) -> Scope:
+        """The scope of one endpoint."""
+        return cls(kind="endpoint", endpoint=EndpointName.of(endpoint))
+
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
@@ -152,11 +178,17 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.scope.endpoint.endpoint_id, self.topic, publisher_id)
 
 
+class EventConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a ``Zmq`` publisher listens. Other transports have other fields, not read here."""
+
+    endpoint: str | UnsetType = UNSET
+
+
 class EventTransport(msgspec.Struct, frozen=True, kw_only=True):
-    """How events are carried. For ``Zmq``, ``config`` holds ``endpoint``."""
+    """How events are carried: ``Zmq`` from the publisher itself, or by other means."""
 
     kind: str
-    config: dict[str, str]
+    config: EventConfig
 
 
 class EventChannelRecord(_Event, frozen=True, kw_only=True, tag_field="type", tag="EventChannel"):
@@ -263,6 +295,10 @@ def decode_event_source(value: bytes) -> EventSourceRecord:
 
 
 _read_endpoint = JSON.decoder(EndpointRecord, "Endpoint record")
+_read_mux: Callable[[bytes], str | None] = JSON.decoder(
+    str | None,  # type: ignore[arg-type]  # no class, but msgspec knows what it means
+    "dynamo_trio_mux",
+)
 _read_model = JSON.decoder(ModelRecord, "Model record")
 _read_event_channel = JSON.decoder(EventChannelRecord, "EventChannel record")
 _read_event_source = JSON.decoder(EventSourceRecord, "EventSource record")

@@ -22,10 +22,9 @@ from dynamo_trio.errors import (
     MessageTooLarge,
     PayloadTooLarge,
     RemoteProtocolError,
-    UnexpectedTls,
 )
 from dynamo_trio.wire.dynamo.codec import JSON
-from dynamo_trio.wire.dynamo.receiver import Receiver, looks_like_tls
+from dynamo_trio.wire.dynamo.receiver import Receiver, may_be_stranger, stranger
 from dynamo_trio.wire.dynamo.two_part import MAX_MESSAGE
 
 if TYPE_CHECKING:
@@ -108,8 +107,10 @@ class FrameReader(Receiver[RequestFrame]):
             return None
         (size,) = form.unpack_from(self._buffer, at)
         if size > most:
-            if at == 0 and looks_like_tls(self._buffer):
-                raise UnexpectedTls("the peer speaks TLS")
+            if at == 0 and may_be_stranger(self._buffer):
+                return None
+            if at == 0 and (known := stranger(self._buffer)) is not None:
+                raise known
             raise RemoteProtocolError(f"the peer sent a {what} of {size} bytes, above {most}")
         return self._arrived(at + form.size + size)
 

@@ -19,9 +19,8 @@ from dynamo_trio.errors import (
     LocalProtocolError,
     MessageTooLarge,
     RemoteProtocolError,
-    UnexpectedTls,
 )
-from dynamo_trio.wire.dynamo.receiver import Receiver, looks_like_tls
+from dynamo_trio.wire.dynamo.receiver import Receiver, stranger
 
 #: Bytes of the largest whole message: Dynamo's ``DYN_TCP_MAX_MESSAGE_SIZE``.
 MAX_MESSAGE = 32 * 2**20
@@ -69,8 +68,8 @@ def _bounds(buffer: bytes | bytearray, max_message: int, max_header: int) -> tup
     """Where the data of the message at the front begins, and where it ends."""
     header, data, _checksum = _HEAD.unpack_from(buffer)
     if header > max_header:
-        if looks_like_tls(buffer):
-            raise UnexpectedTls("the peer speaks TLS")
+        if (known := stranger(buffer)) is not None:
+            raise known
         raise MessageTooLarge(size=_HEAD.size + header, limit=_HEAD.size + max_header)
     begin = _HEAD.size + header
     if begin + data > max_message:

@@ -15,7 +15,8 @@ alike and no rule ever sees ``None``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ MAX_SHOWN = 60
 MAX_VALUES = 2**20
 #: So small that counting one piece does not hold the GIL for long either.
 _PIECE = 2**18
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b",[{"))
 
 
@@ -58,32 +60,54 @@ def unsupported(name: str, detail: str = "") -> InvalidArgument:
     return InvalidArgument(f"'{name}' is not supported here yet{detail}.", param=name)
 
 
-def decode_object(body: bytes) -> dict[str, Json]:
+class NotJson(InvalidArgument):
+    """What should be JSON is not."""
+
+
+def decode_object(body: bytes, most: int | None = None) -> dict[str, Json]:
     """The JSON object in ``body``.
 
     Raises:
-        PayloadTooLarge: more than :data:`MAX_VALUES` values.
-        InvalidArgument: not UTF-8, not JSON, nested too deeply, or not an object.
+        PayloadTooLarge: more than ``most`` values, or :data:`MAX_VALUES`.
+        NotJson: not UTF-8, or not JSON.
+        InvalidArgument: nested too deeply, a number that is too large, half of a surrogate pair, or
+            not an object.
     """
-    _bound_values(body)
+    _bound_values(body, most or MAX_VALUES)
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise InvalidArgument("The body is nested too deeply.") from None
+    except msgspec.ValidationError as exc:  # a number that no float can hold
+        raise InvalidArgument(f"The body cannot be read: {exc}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise InvalidArgument(f"The body is not valid JSON: {exc}.") from None
+        if _has_lone_surrogate(body):
+            why = "The body holds half of a surrogate pair (\\ud800 to \\udfff), which is no text."
+            raise InvalidArgument(why) from None
+        raise NotJson(f"The body is not valid JSON: {exc}.") from None
     if not isinstance(value, dict):
         raise InvalidArgument(f"The body must be a JSON object, not {shown(value)}.")
     return value
 
 
-def _bound_values(body: bytes) -> None:
+def _has_lone_surrogate(body: bytes) -> bool:
+    """Is it JSON by the letter of its grammar, with what no text can hold?"""
+    if len(body) > MAX_VALUES or b"\\ud" not in body.lower():
+        return False  # the standard library takes much longer to read what is long
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return False
+    return _SURROGATE.search(text) is not None
+
+
+def _bound_values(body: bytes, most: int) -> None:
     """Refuse a body with so many values that decoding it would stop the process.
 
     Every value but the outermost follows a comma, an opening bracket or brace, or the
     colon of a key that does. So these three, outside of strings, bound the values.
     """
-    if len(body) <= MAX_VALUES:
+    if len(body) <= most:
         return  # each takes a byte
     count, in_string, carry = 0, 0, b""
     for start in range(0, len(body), _PIECE):
@@ -93,8 +117,8 @@ def _bound_values(body: bytes) -> None:
         parts = plain[: len(plain) - len(carry)].replace(b'\\"', b"").split(b'"')
         count += sum(len(part.translate(None, _NOT_STRUCTURE)) for part in parts[in_string::2])
         in_string ^= (len(parts) - 1) & 1
-        if count > MAX_VALUES:
-            raise PayloadTooLarge(f"The body must have at most {MAX_VALUES} JSON values.")
+        if count > most:
+            raise PayloadTooLarge(f"The body must have at most {most} JSON values.")
 
 
 class Fields:
@@ -127,12 +151,14 @@ class Fields:
 
     def check(self, rules: Mapping[str, Rule[object]]) -> None:
         """Judge fields whose value is not used, only allowed or not."""
+        if rules.keys().isdisjoint(self._values):
+            return  # as nearly always
         for key, rule in rules.items():
             self.optional(key, rule)
 
-    def forbid_unknown(self, *known: Iterable[str]) -> None:
+    def forbid_unknown(self, *known: Collection[str]) -> None:
         """Refuse every key that is in none of ``known`` (OpenAI refuses them too)."""
-        names = set().union(*known)
+        names = known[0] if len(known) == 1 else set().union(*known)
         for key, value in self._values.items():
             if key not in names and value is not None:
                 name = self.name(shown(key)[1:-1])

@@ -42,6 +42,9 @@ MAX_TOKENS = 2**31 - 1
 MAX_PROMPT_TOKENS = 1_000_000
 #: Messages of a request, and parts of a message.
 MAX_ITEMS = 10_000
+#: JSON values in a chat request, which has no use for a million token ids. It is decoded in some
+#: fifty milliseconds, in which nobody else has a turn.
+MAX_CHAT_VALUES = 2**17
 
 
 @frozen
@@ -92,6 +95,7 @@ _NEUTRAL = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
 )
 
@@ -109,6 +113,7 @@ _FIXED: dict[str, Rule[object]] = {
     "skip_special_tokens": only(True),
     "include_stop_str_in_output": only(False),
     "nvext": only({}),
+    "moderation": only(),
 }
 
 _FIXED_CHAT: dict[str, Rule[object]] = {
@@ -139,6 +144,11 @@ _FIXED_COMPLETION: dict[str, Rule[object]] = {
     "logprobs": only(),
 }
 
+_FIXED_OPTIONS: dict[str, Rule[object]] = {
+    "include_obfuscation": boolean,
+    "continuous_usage_stats": only(False),
+}
+
 _COMMON = (
     "model",
     "stream",
@@ -155,18 +165,25 @@ _COMMON = (
 _CHAT = ("messages", "max_completion_tokens")
 _COMPLETION = ("prompt",)
 
+# Put together once: every request is held against them.
+_FIXED_OF_CHAT = _FIXED | _FIXED_CHAT
+_FIXED_OF_COMPLETION = _FIXED | _FIXED_COMPLETION
+_KNOWN_OF_CHAT = frozenset({*_COMMON, *_CHAT, *_FIXED_OF_CHAT})
+_KNOWN_OF_COMPLETION = frozenset({*_COMMON, *_COMPLETION, *_FIXED_OF_COMPLETION})
+
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The chat request in ``body``.
 
     Raises:
+        PayloadTooLarge: it has more than :data:`MAX_CHAT_VALUES` JSON values.
         InvalidArgument: with ``param`` naming the field that breaks a rule.
     """
-    fields = Fields(decode_object(body))
-    fields.forbid_unknown(_COMMON, _CHAT, _FIXED, _FIXED_CHAT)
+    fields = Fields(decode_object(body, MAX_CHAT_VALUES))
+    fields.forbid_unknown(_KNOWN_OF_CHAT)
     common = _common(fields, _chat_max_tokens(fields))
     messages = fields.required("messages", _messages)
-    fields.check(_FIXED | _FIXED_CHAT)
+    fields.check(_FIXED_OF_CHAT)
     return ChatRequest(messages=messages, **common)
 
 
@@ -177,16 +194,21 @@ def parse_completion(body: bytes) -> CompletionRequest:
         InvalidArgument: with ``param`` naming the field that breaks a rule.
     """
     fields = Fields(decode_object(body))
-    fields.forbid_unknown(_COMMON, _COMPLETION, _FIXED, _FIXED_COMPLETION)
+    fields.forbid_unknown(_KNOWN_OF_COMPLETION)
     common = _common(fields, fields.optional("max_tokens", _POSITIVE))
     prompt = fields.required("prompt", _prompt)
-    fields.check(_FIXED | _FIXED_COMPLETION)
+    fields.check(_FIXED_OF_COMPLETION)
     return CompletionRequest(prompt=prompt, **common)
 
 
 # --- what both have in common --------------------------------------------------------
 
 _POSITIVE = integer(1, MAX_TOKENS)
+_MIN_TOKENS = integer(0, MAX_TOKENS)
+_TEMPERATURE = number(0, 2)
+_TOP_P = number(0, 1, above=True)
+_TOP_K = integer(-1, MAX_TOKENS)
+_SEED = integer(-(2**63), 2**63 - 1)
 
 
 def _common(fields: Fields, max_tokens: int | None) -> dict[str, Json]:
@@ -197,10 +219,10 @@ def _common(fields: Fields, max_tokens: int | None) -> dict[str, Json]:
         "include_usage": _include_usage(fields, stream),
         "max_tokens": max_tokens,
         "min_tokens": _min_tokens(fields, max_tokens),
-        "temperature": fields.optional("temperature", number(0, 2)),
-        "top_p": fields.optional("top_p", number(0, 1, above=True)),
+        "temperature": fields.optional("temperature", _TEMPERATURE),
+        "top_p": fields.optional("top_p", _TOP_P),
         "top_k": _top_k(fields),
-        "seed": fields.optional("seed", integer(-(2**63), 2**63 - 1)),
+        "seed": fields.optional("seed", _SEED),
         "stop": fields.optional("stop", _stops) or (),
         "ignore_eos": fields.flag("ignore_eos"),
     }
@@ -215,13 +237,13 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
     inner = Fields(options, "stream_options.")
-    inner.forbid_unknown(("include_usage", "include_obfuscation", "continuous_usage_stats"))
-    inner.check({"include_obfuscation": boolean, "continuous_usage_stats": only(False)})
+    inner.forbid_unknown(("include_usage",), _FIXED_OPTIONS)
+    inner.check(_FIXED_OPTIONS)
     return inner.flag("include_usage")
 
 
 def _min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
-    low = fields.optional("min_tokens", integer(0, MAX_TOKENS))
+    low = fields.optional("min_tokens", _MIN_TOKENS)
     if low is not None and max_tokens is not None and low > max_tokens:
         raise refuse("min_tokens", f"at most 'max_tokens' ({max_tokens})", low)
     return low
@@ -229,7 +251,7 @@ def _min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
 
 def _top_k(fields: Fields) -> int | None:
     # vLLM and Dynamo write "no limit" as -1 or 0.
-    value = fields.optional("top_k", integer(-1, MAX_TOKENS))
+    value = fields.optional("top_k", _TOP_K)
     return None if value is None or value < 1 else value
 
 

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 from attrs import frozen
 
-from dynamo_trio.errors import DynamoException, InvalidArgument, Unknown
+from dynamo_trio.errors import InvalidArgument, Unknown
 from dynamo_trio.wire.llm import FinishError
 from dynamo_trio.wire.openai import sse
+from dynamo_trio.wire.openai.public import public_error as public_error
+from dynamo_trio.wire.openai.public import public_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +79,10 @@ def json_string(text: str) -> bytes:
 class AnswerStream(Protocol):
     """What the two kinds of stream have in common. Every method returns SSE events."""
 
+    #: What is before and behind a piece of the answer that is a JSON string already, on one line.
+    head: bytes
+    tail: bytes
+
     def start(self) -> bytes:
         """What comes before the first token; may be empty."""
 
@@ -93,6 +99,10 @@ class AnswerStream(Protocol):
 class _Stream:
     """The envelope of one streamed answer, encoded once."""
 
+    #: What is around the text of a content chunk. Set by the subclass.
+    head: bytes
+    tail: bytes
+
     def __init__(self, object_name: str, id: str, created: int, model: str, usage: bool) -> None:
         fields = {"id": id, "object": object_name, "created": created, "model": model}
         # Without the closing brace: choices and the end are put behind it.
@@ -103,6 +113,10 @@ class _Stream:
 
     def _chunk(self, choice: bytes) -> bytes:
         return b"".join((self._prefix, b',"choices":[', choice, self._suffix))
+
+    def content(self, text: str) -> bytes:
+        """A chunk with a piece of the answer."""
+        return b"%b%b%b" % (self.head, json_string(text), self.tail)
 
     def usage(self, usage: CompletionUsage) -> bytes:
         """The chunk with counts and no choices; empty unless the request asked for it."""
@@ -116,17 +130,13 @@ class ChatStream(_Stream):
 
     def __init__(self, id: str, created: int, model: str, *, include_usage: bool = False) -> None:
         super().__init__("chat.completion.chunk", id, created, model, include_usage)
-        self._head = self._prefix + b',"choices":[{"index":0,"delta":{"content":'
-        self._tail = b'},"logprobs":null,"finish_reason":null}' + self._suffix
+        self.head = self._prefix + b',"choices":[{"index":0,"delta":{"content":'
+        self.tail = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
     def start(self) -> bytes:
         """The chunk that names the role. It is no token: the request stays untouched."""
         delta = b'"delta":{"role":"assistant","content":""}'
         return self._chunk(b'{"index":0,' + delta + b',"logprobs":null,"finish_reason":null}')
-
-    def content(self, text: str) -> bytes:
-        """A chunk with a piece of the answer."""
-        return self._head + json_string(text) + self._tail
 
     def finish(self, reason: OpenAIFinish) -> bytes:
         """The chunk that says why the answer ends."""
@@ -139,16 +149,12 @@ class CompletionStream(_Stream):
 
     def __init__(self, id: str, created: int, model: str, *, include_usage: bool = False) -> None:
         super().__init__("text_completion", id, created, model, include_usage)
-        self._head = self._prefix + b',"choices":[{"index":0,"text":'
-        self._tail = b',"logprobs":null,"finish_reason":null}' + self._suffix
+        self.head = self._prefix + b',"choices":[{"index":0,"text":'
+        self.tail = b',"logprobs":null,"finish_reason":null}' + self._suffix
 
     def start(self) -> bytes:
         """Nothing: this endpoint has no roles."""
         return b""
-
-    def content(self, text: str) -> bytes:
-        """A chunk with a piece of the answer."""
-        return self._head + json_string(text) + self._tail
 
     def finish(self, reason: OpenAIFinish) -> bytes:
         """The chunk that says why the answer ends."""
@@ -212,44 +218,42 @@ def _model(model: ModelEntry) -> dict[str, object]:
 
 # --- errors --------------------------------------------------------------------------
 
-#: Statuses that ask the client to try again.
-_RETRIED = (503, 529)
+#: When trying again helps, it helps soon: by then another server, or worker, is asked.
 RETRY_AFTER_SECONDS = 1
-
-
-def public_error(exc: BaseException) -> DynamoException:
-    """``exc`` as a client may see it: what is not one of ours loses its text."""
-    return exc if isinstance(exc, DynamoException) else Unknown("Internal server error.")
+#: OpenAI's SDK tries again what has such a status, unless it is told not to.
+_SERVERS_FAULT = 500
+_NOT_AGAIN = (b"x-should-retry", b"false")
 
 
 def error_body(exc: BaseException) -> bytes:
     """OpenAI's error envelope; ``code`` is the machine-readable reason. Never empty."""
     error = public_error(exc)
     param = error.param if isinstance(error, InvalidArgument) else None
-    fields = {"message": _printable(error.message), "type": error.kind}
+    fields = {"message": public_message(error), "type": error.kind}
     return _one_line(_encode({"error": {**fields, "code": error.reason, "param": param}}))
 
 
 def error_headers(exc: BaseException) -> list[tuple[bytes, bytes]]:
-    """Headers for an error answer, content type included; length is the caller's."""
+    """Headers for an error answer, content type included; length is the caller's.
+
+    ``retry-after`` (seconds) stands where the same request may be sent again.
+    ``x-should-retry`` is what OpenAI's SDK goes by.
+    """
     error = public_error(exc)
     headers = [
         (b"content-type", b"application/json"),
         (b"x-dynamo-reason", error.reason.encode("ascii")),
     ]
-    if error.status in _RETRIED:
+    if error.retry:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
+    elif error.status >= _SERVERS_FAULT:
+        headers.append(_NOT_AGAIN)
     return headers
 
 
 def error_event(exc: BaseException) -> bytes:
     """The farewell of a stream that ends early. No ``[DONE]`` may follow it."""
     return sse.frame(error_body(exc))
-
-
-def _printable(message: str) -> str:
-    # A message may quote input; a lone surrogate in it could not be encoded.
-    return message.encode("utf-8", "replace").decode()
 
 
 def _one_line(encoded: bytes) -> bytes:

@@ -2,12 +2,10 @@
 
 Theory of operation
 -------------------
-A template is a Jinja program that came with the model. It runs in Jinja's immutable
-sandbox with the helpers that Hugging Face's ``apply_chat_template`` gives it, so the
-same templates give the same text. It is not trusted: no attribute that begins with
-an underscore, no change to its input, ``range`` bounded, repetition and width of
-strings bounded, output bounded. What stays possible is to burn processor time in
-nested loops; whoever loads a model trusts its template that far.
+A template is a Jinja program that came with the model. It runs with the helpers that
+Hugging Face's ``apply_chat_template`` gives it, so the same templates give the same text.
+It is not trusted: it runs in a sandbox with bounds on its time and its memory
+(:mod:`~dynamo_trio.wire.openai.sandbox`), and its output is bounded.
 
 What goes wrong while rendering is the request's fault as far as anyone can tell
 (templates use ``raise_exception`` to refuse a conversation), so it is an
@@ -16,16 +14,17 @@ What goes wrong while rendering is the request's fault as far as anyone can tell
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from dynamo_trio.errors import InvalidArgument, LoadError
+from dynamo_trio.wire.openai.meter import Bound, Meter, TooDear
+from dynamo_trio.wire.openai.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
 
 #: Characters. More than any prompt that a model could take.
 MAX_OUTPUT = 64 * 2**20
-#: Characters in a string made by ``*`` or ``%`` inside a template.
-MAX_STRING = 1_000_000
+#: Characters of what a template says when it refuses a conversation, and of a date's form.
+MAX_REFUSAL, MAX_FORM = 2000, 256
+#: Characters that a message counts as, beside its content.
+_MESSAGE = 100
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -52,70 +53,31 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a limit on operators that make a long string out of a short one."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "%" and isinstance(left, (str, bytes)):
-            raise jinja2.exceptions.SecurityError("formatting with % is not allowed")
-        if operator == "*" and _repeated(left, right) > MAX_STRING:
-            raise jinja2.exceptions.SecurityError("a repetition is too long")
-        if operator == "**" and not _small_power(left, right):
-            raise jinja2.exceptions.SecurityError("a power is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _repeated(left: Any, right: Any) -> int:
-    """Length of ``left * right`` when one of them is a sequence; a digit count for integers."""
-    for one, times in ((left, right), (right, left)):
-        if isinstance(one, (str, bytes, list, tuple)) and isinstance(times, int):
-            return len(one) * times
-    if isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() + right.bit_length()
-    return 0
-
-
-def _small_power(base: Any, exponent: Any) -> bool:
-    if isinstance(base, int) and isinstance(exponent, int):
-        return base.bit_length() * abs(exponent) <= 4096
-    return isinstance(base, (int, float)) and isinstance(exponent, (int, float))
-
-
 def _raise_exception(message: object) -> None:
-    raise TemplateRefusal(str(message))
+    known = isinstance(message, (str, int, float))
+    raise TemplateRefusal(str(message)[:MAX_REFUSAL] if known else type(message).__name__)
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Not Jinja's own filter, which escapes for HTML.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment(strftime_now: Callable[[str], str] | None) -> Sandbox:
+    environment = Sandbox(_Generation, jinja2.ext.loopcontrols)
     environment.globals["raise_exception"] = _raise_exception
+    if strftime_now is not None:
+        environment.globals["strftime_now"] = partial(_date, strftime_now)
     return environment
+
+
+def _date(strftime_now: Callable[[str], str], form: str) -> str:
+    if len(form) > MAX_FORM:
+        raise Bound(f"a date's form of more than {MAX_FORM} characters")
+    return strftime_now(form)
 
 
 class ChatTemplate:
     """A compiled template. Safe to use from several threads.
 
     ``strftime_now`` gives today's date to templates that ask for it; without it they
-    are refused (this module reads no clock).
+    are refused (this module reads no clock). ``cpu_time`` tells the CPU time of the calling
+    thread in seconds; without it only work is bounded.
 
     Raises:
         LoadError: the template is no valid Jinja.
@@ -128,41 +90,57 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         strftime_now: Callable[[str], str] | None = None,
+        cpu_time: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._cpu_time = cpu_time
         # None, not absent, as Hugging Face passes them: templates test "is not none".
         self._variables: dict[str, object] = {"tools": None, "documents": None}
         self._variables |= {"bos_token": bos_token, "eos_token": eos_token}
-        if strftime_now is not None:
-            self._variables["strftime_now"] = strftime_now
+        self._environment = _environment(strftime_now)
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._environment.from_string(source)
+            #: What is the same for every prompt.
+            self._shared = {**self._template.globals, **self._variables}
         except (jinja2.TemplateError, RecursionError, OverflowError, ValueError) as exc:
             raise LoadError(f"The model's chat template cannot be used: {exc}") from exc
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        inline: bool = False,
+    ) -> str:
         """The prompt text, open for the assistant's turn.
 
         Raises:
             InvalidArgument: the template refuses this conversation.
+            TooDear: it takes longer than a few milliseconds, and is to be done ``inline``.
         """
         turns = [_turn(message) for message in messages]
+        size = sum(len(message.content) + _MESSAGE for message in messages)
+        meter = Meter(size, self._cpu_time, inline=inline)
         try:
-            return self._collect(messages=turns, add_generation_prompt=add_generation_prompt)
+            return self._collect(meter, messages=turns, add_generation_prompt=add_generation_prompt)
         except TemplateRefusal as exc:
             raise _refused(f": {exc}") from exc
-        except InvalidArgument:
+        except Bound as exc:
+            raise _unbounded(exc.message or "") from exc
+        except (InvalidArgument, TooDear):
             raise
         except Exception as exc:
             # Anything at all: the template is a program, and not ours.
             raise _refused(f" ({type(exc).__name__}).") from exc
 
-    def _collect(self, **variables: object) -> str:
+    def _collect(self, meter: Meter, **variables: object) -> str:
         parts: list[str] = []
         size = 0
-        for part in self._template.generate(**self._variables, **variables):
+        values = {**self._shared, **variables}
+        context = self._environment.context_of(self._template, meter, values)
+        for part in self._template.root_render_func(context):
             size += len(part)
             if size > MAX_OUTPUT:
-                raise _refused(" (its output is too long).")
+                raise _unbounded(f"a prompt of more than {MAX_OUTPUT} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -176,3 +154,7 @@ def _refused(why: str) -> InvalidArgument:
     return InvalidArgument(
         f"The model's chat template refuses these messages{why}", param="messages"
     )
+
+
+def _unbounded(what: str) -> InvalidArgument:
+    return InvalidArgument(f"The model's chat template may not do this: {what}.", param="messages")

@@ -187,7 +187,7 @@ def test_an_item_with_nothing_in_it_is_unreadable(codec: Codec, content: object)
 @pytest.mark.parametrize(
     ("phase", "message"),
     [
-        (Phase.CONNECTED, two_part.encode(b'{"subject":"s","stream_type":"request"}')),
+        (Phase.CONNECTED, two_part.encode(b'{"subject":"s","stream_type":"other"}')),
         (Phase.CONNECTED, two_part.encode(b'{"subject":7,"stream_type":"response"}')),
         (Phase.CONNECTED, two_part.encode(b'{"subject":')),
         (Phase.CONNECTED, two_part.encode(b'"sentinel"')),

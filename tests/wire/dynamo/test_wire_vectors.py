@@ -256,7 +256,7 @@ def test_records(name: str) -> None:
 
 
 def test_records_are_there() -> None:
-    assert len(RECORDS) == 8
+    assert len(RECORDS) == 9
 
 
 def test_an_instance_says_how_to_reach_it() -> None:
@@ -274,10 +274,17 @@ def test_a_card_says_which_model() -> None:
     record = decode_model(compact(vector("32")["value"]))
     card = record.card_json
     assert card.model_types == {"chat", "completions"}
+    assert card.tokenizer
     file = card.tokenizer.hf_tokenizer_json
     assert file
     assert file.digest == "2c3df0a7e96ced3cf06bc914683eb485eafde3335a505650f9765258f2492961"
     assert isinstance(record.key, InstanceKey)
+
+
+def test_a_realtime_card_names_no_files() -> None:
+    card = decode_model(compact(vector("35")["value"])).card_json
+    assert card.model_types == {"realtime"}
+    assert (card.model_input, card.model_info, card.tokenizer) == ("Text", None, None)
 
 
 def test_an_event_source_says_where_to_recover() -> None:

@@ -1,4 +1,4 @@
-"""TLS for the ``tcp`` plane: the contexts, and the two ways of shaking hands.
+"""TLS for the planes: the settings, the contexts, and the two ways of shaking hands.
 
 The wire inside is the same; nothing in a discovery record says that TLS is on, so both ends
 must be set up alike. Peers close without a ``close_notify``, so an end of the stream without
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from dynamo_trio.errors import ConfigError, FileUnusable, RemoteProtocolError, UnexpectedTls
@@ -19,9 +20,33 @@ from dynamo_trio.pem import load_identity
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_trio.plane.tcp.settings import TlsSettings
-
 _PREFIX: Final = "DYN_TCP_TLS_"
+
+
+@attrs.frozen(kw_only=True)
+class TlsSettings:
+    """TLS on both listeners and for both dialers. All files are PEM.
+
+    A listener speaks TLS if it has ``cert`` and ``key``; a dialer if it has ``ca``, or is told
+    to be ``insecure``.
+    """
+
+    #: ``DYN_TCP_TLS_CERT_PATH``, ``DYN_TCP_TLS_KEY_PATH``: a listener's identity.
+    cert: Path | None = None
+    key: Path | None = None
+    #: ``DYN_TCP_TLS_CLIENT_CA_CERT_PATH``: who dials must have a certificate of this authority.
+    client_ca: Path | None = None
+    #: ``DYN_TCP_TLS_CA_CERT_PATH``: the authority of the listeners that are dialled.
+    ca: Path | None = None
+    #: ``DYN_TCP_TLS_INSECURE``: dial anybody.
+    insecure: bool = False
+    #: ``DYN_TCP_TLS_CLIENT_CERT_PATH``, ``DYN_TCP_TLS_CLIENT_KEY_PATH``: a dialer's identity.
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    #: ``DYN_TCP_TLS_SERVER_NAME``: the name in a listener's certificate, if not its address.
+    server_name: str | None = None
+    #: ``DYN_TCP_TLS_HANDSHAKE_TIMEOUT_SECS``.
+    handshake_time: float = 3.0
 
 
 def listener_context(tls: TlsSettings) -> ssl.SSLContext | None:
@@ -35,7 +60,7 @@ def listener_context(tls: TlsSettings) -> ssl.SSLContext | None:
         if tls.client_ca is not None:
             raise ConfigError(f"{_PREFIX}CLIENT_CA_CERT_PATH needs {_PREFIX}CERT_PATH as well")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     _load_identity(context, tls.cert, tls.key, "")
     if tls.client_ca is not None:
         _load_authority(context, tls.client_ca, "CLIENT_CA_CERT_PATH")
@@ -55,7 +80,7 @@ def dialer_context(tls: TlsSettings) -> ssl.SSLContext | None:
         if has_identity:
             raise ConfigError(f"{_PREFIX}CLIENT_CERT_PATH needs {_PREFIX}CA_CERT_PATH as well")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
     if tls.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -64,6 +89,10 @@ def dialer_context(tls: TlsSettings) -> ssl.SSLContext | None:
     if has_identity:
         _load_identity(context, tls.client_cert, tls.client_key, "CLIENT_")
     return context
+
+
+class HandshakeTimeout(ConnectionError):
+    """The connection stands, but its other end does not answer as it should."""
 
 
 async def shake_hands(stream: trio.abc.Stream, context: ssl.SSLContext, limit: float) -> TlsStream:
@@ -92,10 +121,15 @@ async def greet(
     return await _handshake(tls, limit, "CERT_PATH")
 
 
-def explain(fault: RemoteProtocolError) -> str:
-    """What an operator should know of a peer's fault on a port that is plain."""
+def explain(fault: RemoteProtocolError, *, dialled: bool = False) -> str:
+    """What an operator should know of a peer's fault where nobody here speaks TLS.
+
+    ``dialled``: it is this process that has connected.
+    """
     if not isinstance(fault, UnexpectedTls):
         return str(fault)
+    if dialled:
+        return f"{fault}, and this process does not ({_PREFIX}CA_CERT_PATH is not set)"
     return f"{fault}, and this port does not ({_PREFIX}CERT_PATH is not set)"
 
 
@@ -104,6 +138,8 @@ TlsStream = trio.SSLStream[trio.abc.Stream]
 
 #: How OpenSSL says that the other end's first bytes are no TLS.
 _PLAIN: Final = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+#: How OpenSSL 3 says that it has left; Python has an exception for it since 3.11.4.
+_BROKEN_OFF: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def _handshake(tls: TlsStream, limit: float, setting: str) -> TlsStream:
@@ -115,17 +151,28 @@ async def _handshake(tls: TlsStream, limit: float, setting: str) -> TlsStream:
             why = _why(exc.__cause__ or exc, setting)
             raise ConnectionError(f"the TLS handshake failed: {why}") from exc
     if scope.cancelled_caught:
-        raise ConnectionError(f"the TLS handshake failed: it took over {limit:g} s")
+        raise HandshakeTimeout(f"the TLS handshake failed: it took over {limit:g} s")
     return tls
 
 
 def _why(error: BaseException, setting: str) -> str:
     hint = f"is {_PREFIX}{setting} set there?"
-    if isinstance(error, ssl.SSLEOFError | trio.EndOfChannel):
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    if isinstance(error, ssl.SSLEOFError | trio.EndOfChannel) or reason == _BROKEN_OFF:
         return f"the peer closed the connection; {hint}"
-    if isinstance(error, ssl.SSLError) and error.reason in _PLAIN:
+    if reason in _PLAIN:
         return f"the peer does not speak TLS; {hint}"
     return str(error)
+
+
+#: Python before 3.11.4 sets it: a connection that breaks off looks like one that was ended well.
+_LENIENT: Final[int] = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+
+
+def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.options &= ~_LENIENT
+    return context
 
 
 def _pair(cert: Path | None, key: Path | None, whose: str) -> bool:

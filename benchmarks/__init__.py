@@ -1,0 +1,1 @@
+"""What things cost. Each module is a program: ``python -m benchmarks.planes --help``."""

@@ -1,0 +1,95 @@
+"""What clients send on HTTP/1, as h11 reads it, and a little as RFC 9112 has it beyond that.
+
+* Empty lines before a request are skipped (2.2): old clients send one behind a body.
+* A target may be a whole URL (3.2.2): its authority stands for the Host, and the rest is the path.
+* HTTP/1.2 would be read as HTTP/1.1; another major version is none that is spoken here (505).
+* The limit of a head holds to the byte. h11 alone looks at it while the head is incomplete, so
+  what comes in one piece would pass at any length.
+
+What is wrong with a request is kept (:attr:`Reader.complaint`), so that its client can be told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h11
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: How a target that is a whole URL begins.
+URL_SCHEMES = (b"http://", b"https://")
+
+
+class Reader(h11.Connection):
+    """The server's end of one connection.
+
+    Raises:
+        h11.RemoteProtocolError: from ``next_event``, with the status to answer with.
+    """
+
+    def __init__(self, head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=head_bytes)
+        self._head_bytes = head_bytes
+        #: Of the request that is no good.
+        self.complaint: h11.RemoteProtocolError | None = None
+        #: The answer to the request has no body, whatever it is.
+        self.asked_for_head = False
+
+    def next_event(self) -> Any:
+        try:
+            if self.their_state is not h11.IDLE:
+                return super().next_event()
+            return self._next_head()
+        except h11.RemoteProtocolError as exc:
+            self.complaint = exc
+            raise
+
+    def _next_head(self) -> Any:
+        self.asked_for_head = False
+        self._skip_empty_lines()
+        before = len(self._receive_buffer)
+        event = super().next_event()
+        if not isinstance(event, h11.Request):
+            return event
+        self.asked_for_head = event.method == b"HEAD"
+        if before - len(self._receive_buffer) > self._head_bytes:
+            raise h11.RemoteProtocolError("too long", error_status_hint=431)
+        if event.http_version not in (b"1.1", b"1.0") or event.target.startswith(URL_SCHEMES):
+            return as_usual(event)
+        return event
+
+    def _skip_empty_lines(self) -> None:
+        said = bytes(self._receive_buffer)
+        if said[:1] in (b"\r", b"\n"):
+            self._receive_buffer.maybe_extract_at_most(len(said) - len(said.lstrip(b"\r\n")))
+
+
+def as_usual(request: h11.Request) -> h11.Request:
+    """The request, as most clients would put it.
+
+    Raises:
+        h11.RemoteProtocolError: it is of a version of HTTP that is not spoken here.
+    """
+    if request.method == b"PRI":  # how HTTP/2 begins
+        return request
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("this is no HTTP/1", error_status_hint=505)
+    headers: Iterable[tuple[bytes, bytes]] = request.headers
+    target = request.target
+    if target.startswith(URL_SCHEMES):
+        host, target = _parts(target)
+        headers = [(b"host", host), *((name, value) for name, value in headers if name != b"host")]
+    version = request.http_version if request.http_version == b"1.0" else b"1.1"
+    return h11.Request(
+        method=request.method, target=target, headers=list(headers), http_version=version
+    )
+
+
+def _parts(url: bytes) -> tuple[bytes, bytes]:
+    """The authority, without anybody's password, and what is asked for there."""
+    rest = url.partition(b"://")[2]
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?"), len(rest))
+    path = rest[end:]
+    return rest[:end].rpartition(b"@")[2], path if path.startswith(b"/") else b"/" + path

@@ -1,0 +1,1 @@
+"""OpenAI's Realtime API (the events of its GA form), without I/O: text in and out."""
