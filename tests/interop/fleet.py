@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from tests.interop.load import CHAT
 from tests.interop.model import Model, unique
 from tests.interop.processes import Process, free_port, start_process, wait_until
 from tests.interop.stores import EtcdStore, FileStore
-from tests.standalone.harness import ask, clean_environ, metric
+from tests.standalone.harness import ask, chat, clean_environ, metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +80,23 @@ class Frontend:
         """Wait until it serves the model, which these workers should bring about."""
         everybody = (self.process, *workers)
         wait_until(lambda: model.name in self.models(), f"model {model.name}", *everybody)
+
+    def wait_serving(self, model: Model, *workers: Worker) -> None:
+        """Wait until all these workers are to be found, and it has answered from one of them.
+
+        NVIDIA's KV router may know a model a moment before it knows where to send a request: one
+        that comes then is answered with 500.
+        """
+        for worker in workers:
+            worker.instance_id  # noqa: B018 (it waits)
+        processes = [worker.process for worker in workers]
+        self.wait_model(model, *processes)
+        wait_until(lambda: self.serves(model), f"an answer of {model.name}", *processes)
+
+    def serves(self, model: Model) -> bool:
+        """Whether a short chat is answered."""
+        body = chat(4, model=model.name, stream=False)
+        return self.ask("POST", CHAT, body).status == 200
 
     def wait_no_model(self, model: Model) -> None:
         wait_until(lambda: model.name not in self.models(), f"no {model.name}", self.process)

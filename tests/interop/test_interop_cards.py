@@ -37,7 +37,7 @@ def test_their_other_ways_of_routing_reach_our_workers(scene: Scene, mode: str) 
     model = scene.model()
     workers = [scene.our_worker(model) for _ in range(2)]
     frontend = scene.their_own_frontend("--router-mode", mode)
-    frontend.wait_model(model, *(worker.process for worker in workers))
+    frontend.wait_serving(model, *workers)
     answers = [frontend.ask("POST", CHAT, chat(4, model=model.name)) for _ in range(4)]
     assert all(answer.is_done for answer in answers)
     assert len({answer.text for answer in answers}) == 1

@@ -117,8 +117,8 @@ def test_their_kv_router_sends_a_prompt_where_it_is_cached(scene: Scene) -> None
     assert [answer.status for answer in warm] == [200, 200]
 
     frontend = scene.their_own_frontend(*KV)
-    frontend.wait_model(model, *(worker.process for worker in workers))
-    frontend.wait_model(silent, mute.process)
+    frontend.wait_serving(model, *workers)
+    frontend.wait_serving(silent, mute)
     assert settled(frontend, model, workers[0], "early").cached > 250
 
     before: dict[str, Routed] = {}
@@ -154,7 +154,7 @@ def test_their_kv_router_forgets_what_our_worker_evicts(scene: Scene) -> None:
     model = scene.model()
     worker = scene.our_worker(model, "--kv-blocks", "50")
     frontend = scene.their_own_frontend(*KV)
-    frontend.wait_model(model, worker.process)
+    frontend.wait_serving(model, worker)
     assert settled(frontend, model, worker, "the").cached > 250
     for first in ("house", "people", "point"):
         assert settled(frontend, model, worker, first).cached > 250

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.interop.load import CHAT
 from tests.interop.processes import wait_until
 from tests.interop.scene import axes
-from tests.standalone.harness import chat
 
 if TYPE_CHECKING:
-    from tests.interop.fleet import Frontend, Worker
+    from tests.interop.fleet import Worker
     from tests.interop.model import Model
     from tests.interop.processes import Process
     from tests.interop.scene import Scene
@@ -25,10 +23,6 @@ def announcing(scene: Scene, model: Model, *flags: str) -> Worker:
     assert record[KEY].endswith(f"/{worker.instance_id:x}/generate")
     assert record["transport"].keys() == ({"tcp"} if "only" not in flags else set())
     return worker
-
-
-def serves(frontend: Frontend, model: Model) -> bool:
-    return frontend.ask("POST", CHAT, chat(4, model=model.name, stream=False)).status == 200
 
 
 def request(model: Model) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def test_their_frontend_and_their_client(scene: Scene) -> None:
     model = scene.model()
     worker = announcing(scene, model)
     scene.their_frontend.wait_model(model, worker.process)
-    assert serves(scene.their_frontend, model)
+    assert scene.their_frontend.serves(model)
     assert tokens(scene.their_python_client(model.endpoint, request(model))) == 4
     assert worker.taken == 2
 
@@ -63,9 +57,9 @@ def test_their_frontend_in_kv_mode(scene: Scene) -> None:
     alone = announcing(scene, model, "--mux", "only")  # which they cannot reach, nor ask for events
     worker = announcing(scene, model)
     frontend = scene.their_own_frontend("--router-mode", "kv")
-    frontend.wait_model(model, worker.process)
+    frontend.wait_serving(model, worker)
     for _ in range(3):
-        assert serves(frontend, model)
+        assert frontend.serves(model)
     assert alone.taken == 0
     assert worker.taken >= 3  # its KV query endpoint is asked, too
 
@@ -88,10 +82,10 @@ def test_a_worker_that_speaks_mux_alone_does_no_harm(scene: Scene) -> None:
     worker = scene.our_worker(other)
     frontend = scene.their_frontend
     frontend.wait_model(other, worker.process)
-    assert serves(frontend, other)
-    assert not serves(frontend, model)  # "not ready to serve requests yet"
+    assert frontend.serves(other)
+    assert not frontend.serves(model)  # "not ready to serve requests yet"
     # Beside one that they can reach it changes nothing either.
     reached = announcing(scene, model)
-    wait_until(lambda: serves(frontend, model), "the one that can be reached", reached.process)
-    assert all(serves(frontend, model) for _ in range(10))
+    wait_until(lambda: frontend.serves(model), "the one that can be reached", reached.process)
+    assert all(frontend.serves(model) for _ in range(10))
     assert alone.taken == 0
