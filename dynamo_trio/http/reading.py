@@ -7,6 +7,7 @@
   what comes in one piece would pass at any length.
 
 What is wrong with a request is kept (:attr:`Reader.complaint`), so that its client can be told.
+And what is sent to a client gets the words behind its status, which hypercorn leaves out.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 
+from dynamo_trio.http.phrases import PHRASES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: How a target that is a whole URL begins.
 URL_SCHEMES = (b"http://", b"https://")
+#: What begins with a status line.
+HEADS = (h11.Response, h11.InformationalResponse)
 
 
 class Reader(h11.Connection):
@@ -45,6 +50,12 @@ class Reader(h11.Connection):
         except h11.RemoteProtocolError as exc:
             self.complaint = exc
             raise
+
+    def send(self, event: h11.Event) -> Any:
+        if isinstance(event, HEADS) and not event.reason:
+            # It is frozen, but to be written in a moment; a new one would check its headers anew.
+            object.__setattr__(event, "reason", PHRASES[event.status_code])
+        return super().send(event)
 
     def _next_head(self) -> Any:
         self.asked_for_head = False

@@ -28,6 +28,7 @@ import trio
 
 from dynamo_trio.errors import InvalidArgument
 from dynamo_trio.http.guard import Carrier, GuardedStream
+from dynamo_trio.http.phrases import PHRASES
 from dynamo_trio.http.refused import refusal
 from dynamo_trio.pem import load_identity
 
@@ -61,7 +62,8 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
 def speak_tls() -> bytes:
     """For who speaks HTTP to a port of TLS; the connection is closed behind it."""
     headers, body = refusal(InvalidArgument("This port speaks HTTPS, not HTTP."))
-    lines = [b"HTTP/1.1 400 ", *(b": ".join(header) for header in headers), b"connection: close"]
+    first = b"HTTP/1.1 400 " + PHRASES[400]
+    lines = [first, *(b": ".join(header) for header in headers), b"connection: close"]
     return b"\r\n".join([*lines, b"", body])
 
 

@@ -126,14 +126,14 @@ async def test_what_is_no_http_is_refused() -> None:
     async with running(App(), LIMITS) as server, await server.connect() as stream:
         await stream.send_all(b"hello there\r\n\r\n")
         answer, _ = await read_to_end(stream)
-        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
 async def test_a_head_that_is_too_long_is_refused() -> None:
     async with running(App(), LIMITS) as server, await server.connect() as stream:
         await stream.send_all(b"GET / HTTP/1.1\r\nhost: t\r\na: " + b"x" * 2 * LIMITS.head_bytes)
         answer, _ = await read_to_end(stream)
-        assert answer.startswith(b"HTTP/1.1 431")
+        assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
 
 
 async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
@@ -142,7 +142,7 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
             b"POST /echo HTTP/1.1\r\nhost: t\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n"
         )
         await stream.send_all(head)
-        assert (await stream.receive_some()).startswith(b"HTTP/1.1 100")
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 100 Continue\r\n")
         await stream.send_all(b"ok")
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
 

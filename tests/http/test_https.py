@@ -252,6 +252,7 @@ async def test_what_is_no_tls_concerns_nobody_else(
                     await stranger.send_eof()
                     heard, _ = await read_to_end(stranger)
                     assert heard.endswith(answer)
+                    assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n") or not answer
             await server.wait_until(lambda: server.server.strangers == 3)
             assert (await innocent.ask("GET", "/")).status == 200
         assert server.server.statistics().failed == 0

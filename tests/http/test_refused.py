@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -57,6 +58,7 @@ async def answer_to(stream: trio.abc.HalfCloseableStream, said: bytes) -> Any:
     parser.receive_data(answer)
     response, body = parser.next_event(), parser.next_event()
     assert isinstance(response, h11.Response)
+    assert response.reason.decode() == HTTPStatus(response.status_code).phrase
     assert isinstance(body, h11.Data)
     assert isinstance(parser.next_event(), h11.EndOfMessage)
     return response.status_code, dict(response.headers), json.loads(body.data)["error"]

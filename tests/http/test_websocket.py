@@ -145,7 +145,7 @@ class Watched:
 
 async def upgraded(stream: trio.abc.Stream) -> None:
     await stream.send_all(UPGRADE)
-    assert (await stream.receive_some()).startswith(b"HTTP/1.1 101")
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
 
 
 async def test_a_session_that_works_is_not_taken_for_an_upload(

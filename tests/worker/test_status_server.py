@@ -492,9 +492,11 @@ async def test_who_must_be_aborted_does_not_take_the_port_along() -> None:
         assert port is not None
         async with await trio.open_tcp_stream("127.0.0.1", port) as probe:
             with lifecycle.work.admit("generate stuck"), trio.fail_after(PATIENCE):
-                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200")
+                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200 OK\r\n")
                 lifecycle.request_stop("SIGTERM")
                 await lifecycle.wait_stopped()
-                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200")
-                assert (await said(probe, "/health")).startswith(b"HTTP/1.1 503")
+                assert (await said(probe, "/live")).startswith(b"HTTP/1.1 200 OK\r\n")
+                assert (await said(probe, "/health")).startswith(
+                    b"HTTP/1.1 503 Service Unavailable\r\n"
+                )
         services.cancel_scope.cancel("the test is over")
