@@ -6,6 +6,8 @@ A piece of work begins a :class:`Span` with the headers of who asked for it, and
 own task. From then on the task's log lines carry the span's ids, and what is asked of others
 carries its ``traceparent``. Without a tracer that is all there is to a span: two random numbers.
 
+A piece of work may have parts (:meth:`Span.part`), each a span below it.
+
 With OpenTelemetry's SDK spans are recorded, too, and exported; the ids are OpenTelemetry's then,
 and the span is OpenTelemetry's current one, so that what a handler adds by itself is below it.
 The tracer is a context variable: a program sets it before its first task, and all inherit it.
@@ -58,6 +60,10 @@ class Span:
     def end(self) -> None:
         """It is over. Only the first call counts."""
 
+    def part(self, name: str, **attributes: Value) -> Span:
+        """A piece of this work begins, as a span of its own."""
+        return Span(TraceContext.following(self.context.headers()))
+
 
 class Tracer:
     """Begins spans. This one records none."""
@@ -79,6 +85,7 @@ tracer: ContextVar[Tracer] = ContextVar("dynamo_trio_tracer", default=_OFF)
 @attrs.define(eq=False)
 class _OtelSpan(Span):
     _span: Any
+    _tracer: Any
 
     def enter(self) -> None:
         from opentelemetry import context as otel
@@ -99,6 +106,26 @@ class _OtelSpan(Span):
         if self._span.is_recording():  # else the SDK would warn
             self._span.end()
 
+    def part(self, name: str, **attributes: Value) -> Span:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        told = attrs.evolve(self.context, parent_id=self.context.span_id)
+        parent = set_span_in_context(self._span, Context())
+        span = self._tracer.start_span(name, parent, attributes=attributes)
+        return _OtelSpan(_made(told, span), span, self._tracer)
+
+
+def _made(told: TraceContext, span: Any) -> TraceContext:
+    """``told``, with the ids that OpenTelemetry has given to the span."""
+    made = span.get_span_context()
+    return attrs.evolve(
+        told,
+        trace_id=f"{made.trace_id:032x}",
+        span_id=f"{made.span_id:016x}",
+        flags=f"{made.trace_flags:02x}",
+    )
+
 
 class OtelTracer(Tracer):
     """Spans of OpenTelemetry, from a provider of its SDK."""
@@ -115,14 +142,7 @@ class OtelTracer(Tracer):
         span = self._tracer.start_span(
             name, _parent(told), kind=SpanKind.SERVER, attributes=attributes
         )
-        made = span.get_span_context()
-        context = attrs.evolve(
-            told,
-            trace_id=f"{made.trace_id:032x}",
-            span_id=f"{made.span_id:016x}",
-            flags=f"{made.trace_flags:02x}",
-        )
-        return _OtelSpan(context, span)
+        return _OtelSpan(_made(told, span), span, self._tracer)
 
 
 def _parent(told: TraceContext) -> Any:

@@ -1,5 +1,7 @@
 """The span of an HTTP request, and what is told of it.
 
+A session of ``/v1/realtime`` is a request, and each of its responses a span below it.
+
 Only what is counted under an ``endpoint`` is recorded: a probe each second says nothing.
 """
 
@@ -9,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dynamo_trio.console.logs import request_id
-from dynamo_trio.tracing import Span, Tracer, current, tracer
+from dynamo_trio.tracing import Span, Tracer, Value, current, tracer
 from dynamo_trio.wire.trace import TRACEPARENT, TRACESTATE, X_REQUEST_ID
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: As Dynamo calls it.
 SPAN = "http-request"
+#: One response of a session.
+RESPONSE = "realtime-response"
 
 _UNRECORDED = Tracer()
 _TAKEN = {name.encode(): name for name in (TRACEPARENT, TRACESTATE)}
@@ -56,6 +60,34 @@ def session_span(scope: Scope, session_id: str) -> Iterator[None]:
         yield
     finally:
         span.end()
+
+
+def begin_response(response_id: str, model: str) -> Span:
+    """The span of a response that begins now, in the session of the current task."""
+    session = current.get() or _UNRECORDED.begin(RESPONSE, {})
+    return session.part(RESPONSE, model=model, request_id=response_id)
+
+
+@contextmanager
+def response_span(response_id: str, model: str) -> Iterator[Span]:
+    """The current task serves a response while the block runs."""
+    span = begin_response(response_id, model)
+    span.enter()
+    try:
+        yield span
+    finally:
+        span.end()
+
+
+def note_session(error_type: str = "", **known: Value) -> None:
+    """Tell the current task's span, which is a session's, how that has ended."""
+    span = current.get()
+    if span is None or not tracer.get().records:
+        return
+    span.note(**known, **{"request.outcome": "error" if error_type else "success"})
+    if error_type:
+        span.note(error_type=error_type)
+        span.fail(error_type)
 
 
 def note_refusal(span: Span, attempt: Attempt, error_type: str) -> None:

@@ -95,7 +95,7 @@ class Voice:
                     {"type": f"{TRANSCRIPTION}.completed", "transcript": text},
                 ]
             case "say", _:
-                return [{"type": event["say"]}]
+                return [{**event.get("fields", {}), "type": event["say"]}]
             case "input_audio_buffer.clear", _:
                 return [{"type": "input_audio_buffer.cleared"}]
         return [{"type": "echo", "of": event.get("type"), "event": event, "by": self.name}]

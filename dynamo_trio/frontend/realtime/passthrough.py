@@ -41,8 +41,10 @@ from dynamo_trio.frontend.metrics import error_type
 from dynamo_trio.frontend.placement import OTHERS
 from dynamo_trio.frontend.realtime.intake import BINARY, MALFORMED, Intake
 from dynamo_trio.frontend.realtime.kept import Frame, Kept
+from dynamo_trio.frontend.realtime.overheard import Overheard
 from dynamo_trio.frontend.realtime.owed import Owed
 from dynamo_trio.frontend.realtime.socket import LATER, LEFT, RESTART, Close
+from dynamo_trio.frontend.trace import note_session
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.wire.dynamo.codec import JSON
 from dynamo_trio.wire.openai.realtime.selection import event_id_of
@@ -89,6 +91,7 @@ class PassThrough:
     _model: ServedModel
     _kept: Kept = attrs.field(init=False)
     _owed: Owed = attrs.field(factory=Owed)
+    _overheard: Overheard = attrs.field(init=False)
     _intake: Intake = attrs.field(init=False)
     #: The request, as it is counted.
     _admitted: Admitted = attrs.field(init=False)
@@ -119,6 +122,7 @@ class PassThrough:
 
     def __attrs_post_init__(self) -> None:
         self._kept = Kept(self._session.frontend.kept)
+        self._overheard = Overheard(self._model.name)
         self._intake = Intake(self._session, self._kept, self)
 
     async def run(self, first: str | None) -> Close:
@@ -181,6 +185,7 @@ class PassThrough:
                 finally:
                     self._tell()
         except DynamoException as exc:  # nobody was asked
+            note_session(error_type(exc), model=self._model.name)
             session.error(exc)
             return Close(LATER, exc.reason)
 
@@ -283,6 +288,7 @@ class PassThrough:
             failure = exc
         finally:
             self._stream = self._link = None
+            self._overheard.end("cancelled" if self._close is LEFT else "unavailable")
         stall, self._stall = self._stall, None
         return stall or failure
 
@@ -332,6 +338,7 @@ class PassThrough:
             return
         kind = item["type"] if isinstance(item.get("type"), str) else ""
         self._owed.heard(kind)
+        self._overheard.heard(kind, item, self._worker)
         if self._kept.heard(kind):
             self._progress = True
             self._events_out += 1

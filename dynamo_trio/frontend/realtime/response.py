@@ -25,6 +25,7 @@ from dynamo_trio.frontend.generate import ended_by
 from dynamo_trio.frontend.metrics import error_type
 from dynamo_trio.frontend.realtime.answer import TextAnswer
 from dynamo_trio.frontend.refusals import Attempt
+from dynamo_trio.frontend.trace import note_refusal, response_span
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.plane import RequestHead
 from dynamo_trio.tokenizers.preprocess import INLINE_BYTES
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dynamo_trio.frontend.admission import Admitted
     from dynamo_trio.frontend.placement import Placement
     from dynamo_trio.frontend.realtime.session import Session
+    from dynamo_trio.tracing import Span
     from dynamo_trio.wire.llm import PreprocessedRequest
     from dynamo_trio.wire.openai.fields import Json
     from dynamo_trio.wire.openai.realtime.conversation import Conversation
@@ -88,16 +90,23 @@ class Response:
         session, attempt = self._session, Attempt(f"response {self.id}", ENDPOINT)
         attempt.model, attempt.request_type = self._model_name, "stream"
         try:
-            await self._admit(attempt)
-        except DynamoException as exc:  # nothing was begun
-            session.frontend.refusals.note(attempt, exc)
-            session.error(exc, self._event_id)
-            forget_frames(exc)
+            with response_span(self.id, self._model_name) as span:
+                await self._admit_in(span, attempt)
         finally:
             session.outbox.on_low_water = None
             self._on_over()
 
-    async def _admit(self, attempt: Attempt) -> None:
+    async def _admit_in(self, span: Span, attempt: Attempt) -> None:
+        try:
+            await self._admit(span, attempt)
+        except DynamoException as exc:  # nothing was begun
+            self._session.frontend.refusals.note(attempt, exc)
+            note_refusal(span, attempt, error_type(exc))
+            span.fail(exc.reason)
+            self._session.error(exc, self._event_id)
+            forget_frames(exc)
+
+    async def _admit(self, span: Span, attempt: Attempt) -> None:
         frontend = self._session.frontend
         model = frontend.find(self._model_name)  # it may have been loaded anew since
         admitting = frontend.admit(
@@ -113,7 +122,7 @@ class Response:
                     await self._ask(self._admitted)
             except DynamoException as exc:
                 self._error = exc
-            self._finish(self._admitted)
+            self._finish(self._admitted, span)
             forget_frames(self._error)
 
     async def _ask(self, admitted: Admitted) -> None:
@@ -176,8 +185,8 @@ class Response:
 
     # --- the end ------------------------------------------------------------------------
 
-    def _finish(self, admitted: Admitted) -> None:
-        """Exactly one outcome, for the client, the metrics and the shutdown report."""
+    def _finish(self, admitted: Admitted, span: Span) -> None:
+        """Exactly one outcome, for the client, the metrics, the trace and the shutdown report."""
         answer = self._answer
         whole = answer is not None and answer.complete
         if not whole:
@@ -192,6 +201,7 @@ class Response:
         usage = usage_json(answer.output.usage) if answer is not None else None
         self._tell("response.done", status, details=details, output=output, usage=usage)
         admitted.admission.settle(Outcome.FINISHED)  # unless it is settled
+        span.note(**{"response.status": status})
         self._log(admitted, status)
 
     def _settle_broken(self, admitted: Admitted) -> None:

@@ -26,6 +26,7 @@ from dynamo_trio.frontend.realtime.outbox import Outbox
 from dynamo_trio.frontend.realtime.passthrough import run_passthrough
 from dynamo_trio.frontend.realtime.socket import LATER, LEFT, RESTART, Close, RealtimeSocket
 from dynamo_trio.frontend.realtime.text import TextSession
+from dynamo_trio.frontend.trace import note_session
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.wire.openai.realtime.events import ServerEvents
 from dynamo_trio.wire.openai.realtime.selection import decode_event, event_id_of, selected_model
@@ -195,7 +196,17 @@ class Session:
             return await run_passthrough(self, model, first)
         text = TextSession(self, model)
         self.on_close = text.close
-        return await text.run(first)
+        try:
+            return await text.run(first)
+        finally:
+            note_session(self._trouble(), model=model.name, request_id=self.id)
+
+    def _trouble(self) -> str:
+        """What has ended it but its client and itself, as Dynamo's label of a metric."""
+        reason = self.admission.reason
+        if reason is None or self._cut_idle:
+            return ""
+        return "cancelled" if reason is CutReason.CLIENT_LEFT else "unavailable"
 
     async def _select(self) -> tuple[ServedModel, str] | None:
         """Wait for the event that names a model: the model, and that frame; None: client left."""
