@@ -6,11 +6,12 @@
 * HTTP/2: what hypercorn takes for granted of a request's head is looked at before it does, so
   that one bad request ends itself and not all others on its connection. h2, below, has rules of
   its own, and takes some faults of one stream (RFC 9113, 8.1.1) for the whole connection's.
+  And its streams take turns (:mod:`dynamo_trio.http.turns`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from h2.errors import ErrorCodes
 from hypercorn.protocol.h2 import H2Protocol
@@ -18,10 +19,12 @@ from hypercorn.protocol.h2 import H2Protocol
 from dynamo_trio.http.frames import SentAway
 from dynamo_trio.http.refused import error_of, refusal
 from dynamo_trio.http.spoken import SpokenHttp1
+from dynamo_trio.http.turns import Turns
 
 if TYPE_CHECKING:
     import h11
     from h2.events import RequestReceived
+    from priority.priority import PriorityTree
 
     from dynamo_trio.errors import DynamoException
 
@@ -37,6 +40,10 @@ class Http1(SpokenHttp1):
 
 class Http2(H2Protocol):
     """HTTP/2."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.priority = cast("PriorityTree", Turns())
 
     async def _create_stream(self, request: RequestReceived) -> None:
         complaint = self._complaint(request.headers)
