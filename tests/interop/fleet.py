@@ -88,7 +88,7 @@ class Frontend:
         that comes then is answered with 500.
         """
         for worker in workers:
-            worker.instance_id  # noqa: B018 (it waits)
+            worker.instance_id  # noqa: B018 - reading it waits
         processes = [worker.process for worker in workers]
         self.wait_model(model, *processes)
         wait_until(lambda: self.serves(model), f"an answer of {model.name}", *processes)
