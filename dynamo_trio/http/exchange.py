@@ -27,11 +27,12 @@ import trio
 
 from dynamo_trio.http.early import SOON, bear_late_data, closing, stop_upload
 from dynamo_trio.http.resetting import reset_stream
+from dynamo_trio.http.spoken import SpokenHttp1
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dynamo_trio.http.asgi import Message, Scope, Send
+    from dynamo_trio.http.asgi import Headers, Message, Scope, Send
     from dynamo_trio.http.connection import Connection
     from dynamo_trio.http.engine import Inbox
 
@@ -200,6 +201,33 @@ class Exchange:
         """What was held back, to be sent by the caller."""
         return self.connection.guard.take_held()
 
+    def begin_chunked(self, headers: Headers) -> bytes | None:
+        """The head of an answer with status 200 in chunks, to be sent by the caller.
+
+        None: nothing was done, and it is to be made by :meth:`send`. Only where it is
+        :attr:`plain`.
+        """
+        if self._ambiguous or self.answered_early or self.connection.reserve:
+            return None  # its connection is to be closed behind it
+        engine = self._http1
+        head = None if engine is None else engine.begin_chunked(self.engine_stream, headers)
+        self.started = self.started or head is not None
+        return head
+
+    async def end_chunked(self) -> bool:
+        """The end of it has left, with no checkpoint since. False: :meth:`send` is to be told."""
+        engine = self._http1
+        if engine is None:
+            return False
+        self._response_ends()
+        return await engine.end_chunked(self.engine_stream)
+
+    @property
+    def _http1(self) -> SpokenHttp1 | None:
+        """The protocol engine, if it is one of HTTP/1."""
+        engine = getattr(getattr(self.engine_stream, "send", None), "__self__", None)
+        return engine if isinstance(engine, SpokenHttp1) else None
+
     def whole_body(self) -> bytes | None:
         """The request's body, if all of it is there and nothing of it was received."""
         body = self._inbox.whole_body()
@@ -228,12 +256,15 @@ class Exchange:
             ):
                 message = closing(message)
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
-            self.on_lost.clear()
-            self.connection.guard.finish()
+            self._response_ends()
         await self._send(message)
         if self._stream is not None:
             await self._await_sent(message)
+
+    def _response_ends(self) -> None:
+        self.complete = True
+        self.on_lost.clear()
+        self.connection.guard.finish()
 
     def tell_lost(self) -> None:
         """Pass on that the client left. Called by the connection."""

@@ -8,18 +8,26 @@
 
 What is wrong with a request is kept (:attr:`Reader.complaint`), so that its client can be told.
 And what is sent to a client gets the words behind its status, which hypercorn leaves out.
+
+What is plain goes past h11 (:mod:`dynamo_trio.http.plain`): a request whose head came whole, and
+the frame of an answer in chunks. h11's state is carried along, so that it can go on at any point.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
+from h11._readers import READERS, ContentLengthReader
+from h11._writers import WRITERS, ChunkedWriter
 
 from dynamo_trio.http.phrases import PHRASES
+from dynamo_trio.http.plain import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from dynamo_trio.http.plain import PlainHead
 
 #: How a target that is a whole URL begins.
 URL_SCHEMES = (b"http://", b"https://")
@@ -50,6 +58,64 @@ class Reader(h11.Connection):
         except h11.RemoteProtocolError as exc:
             self.complaint = exc
             raise
+
+    # --- past h11 -------------------------------------------------------------------------
+
+    def take_plain(self, data: bytes) -> tuple[PlainHead, bytes | None] | None:
+        """A plain request that begins with ``data``; None: nothing was done, h11 is to read it.
+
+        With it comes its body, if all of it is there, and nothing behind it. If not, what there is
+        of it is left to :meth:`next_event`.
+        """
+        state = self._cstate
+        idle = state.states[h11.CLIENT] is h11.IDLE and state.states[h11.SERVER] is h11.IDLE
+        if not idle or not state.keep_alive or self._receive_buffer:
+            return None
+        head = read_plain(data, self._head_bytes)
+        if head is None:
+            return None
+        self.asked_for_head = False
+        self._request_method, self.their_http_version = head.method, b"1.1"
+        state.process_event(h11.CLIENT, h11.Request)
+        self._writer = cast("Any", WRITERS[h11.SERVER, h11.SEND_RESPONSE])
+        if len(data) == head.size + head.length:
+            state.process_event(h11.CLIENT, h11.EndOfMessage)
+            self._reader = cast("Any", READERS[h11.CLIENT, h11.DONE])
+            return head, data[head.size :]
+        self._reader = ContentLengthReader(head.length)
+        if len(data) > head.size:
+            self.receive_data(data[head.size :])
+        return head, None
+
+    def begin_chunked(self) -> bool:
+        """Go on as if the head of an answer had been made, with its body in chunks.
+
+        False: nothing was done; this answer is nothing plain.
+        """
+        state = self._cstate
+        plain = (
+            state.states[h11.SERVER] is h11.SEND_RESPONSE
+            and state.keep_alive
+            and not state.pending_switch_proposals
+            and self.their_http_version == b"1.1"
+            and self._request_method not in (b"HEAD", b"CONNECT")
+        )
+        if plain:
+            state.process_event(h11.SERVER, h11.Response)
+            self._writer = ChunkedWriter()
+            self.client_is_waiting_for_100_continue = False
+        return plain
+
+    def end_chunked(self) -> bool:
+        """Go on as if the end of that body had been made. False: nothing was done."""
+        state = self._cstate
+        plain = state.states[h11.SERVER] is h11.SEND_BODY and state.keep_alive
+        if plain:
+            state.process_event(h11.SERVER, h11.EndOfMessage)
+            self._writer = None  # as for every state in which nothing is to be sent
+        return plain
+
+    # --- through h11 ----------------------------------------------------------------------
 
     def send(self, event: h11.Event) -> Any:
         if isinstance(event, HEADS) and not event.reason:

@@ -1,7 +1,7 @@
 """The two kinds of sink: past the protocol engine, and through it.
 
 :class:`RawSink` writes HTTP/1.1 chunks straight to the socket, one non-blocking send each.
-It owns the socket from the moment in which hypercorn has made the head, so that the head leaves
+It owns the socket from the moment in which the head was made, so that the head leaves
 together with what was fed before it, and the last chunk together with the terminator; hypercorn
 is told of the end when that has left, since it then goes on to the next request.
 :class:`QueueSink` goes through ASGI's ``send`` and works everywhere. Both keep what could
@@ -51,11 +51,18 @@ class RawSink(BodySink):
             await super().start(status, headers)
             return
         self.started = True
-        message = {"type": "http.response.start", "status": status, "headers": headers}
-        head = await self._take_corked(self._exchange, message)
+        head = self._exchange.begin_chunked(headers) if self._sends_itself else None
+        if head is None:
+            message = {"type": "http.response.start", "status": status, "headers": headers}
+            head = await self._take_corked(self._exchange, message)
         if not self._broken:
             self._unsent[:0] = head
             self._open()
+
+    @property
+    def _sends_itself(self) -> bool:
+        """Is there nobody between us and the exchange who adds to the head?"""
+        return self._exchange is not None and self._send == self._exchange.send
 
     async def _take_corked(self, exchange: Exchange, message: Message) -> bytes:
         """What hypercorn would send for it. Waits for nothing."""
@@ -139,6 +146,8 @@ class RawSink(BodySink):
         if self._exchange is None or not self._tail:
             return await super()._send_end()
         # It has left, so this is for hypercorn's books alone.
+        if self._sends_itself and await self._exchange.end_chunked():
+            return not self._broken
         end = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._take_corked(self._exchange, end)
         return not self._broken
