@@ -111,7 +111,7 @@ class InvalidApiKey(InvalidArgument):
 
 
 class OriginNotAllowed(InvalidArgument):
-    """A web page of another origin asks for a WebSocket."""
+    """A web page of another origin, which is not allowed, asks for more than to read."""
 
     status = 403
     reason = "origin_not_allowed"

@@ -23,8 +23,9 @@ class Peer:
     """One WebSocket, as its client has it."""
 
     app: App
-    #: Status of a refusal; 101 once the upgrade was accepted.
+    #: Status (with headers and body) of a refusal; 101 once the upgrade was accepted.
     status: int = 0
+    headers: list[tuple[bytes, bytes]] = attrs.field(factory=list)
     body: bytes = b""
     accepted: Event = attrs.field(factory=dict)
     events: list[Event] = attrs.field(factory=list)
@@ -128,7 +129,7 @@ class Peer:
         elif message["type"] == "websocket.close":
             self.close = message["code"], message.get("reason", "")
         elif message["type"] == "websocket.http.response.start":
-            self.status = message["status"]
+            self.status, self.headers = message["status"], message["headers"]
         else:
             self.body += message["body"]
         self._news.unpark_all()

@@ -12,12 +12,16 @@ import trio_websocket
 from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.cors import Cors
 from dynamo_trio.frontend.keys import ApiKeys
-from tests.http.harness import PATIENCE, running
+from tests.frontend.realtime_peer import talking
+from tests.frontend.test_realtime_sockets import UPGRADE
+from tests.http.harness import PATIENCE, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    from trio.testing import MockClock
 
     Opener = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -125,3 +129,36 @@ async def test_a_drain_comes_before_the_key(front: tuple[Any, str]) -> None:
         site.lifecycle.request_stop("SIGTERM")
         status, error = await refused(url)
         assert (status, error["code"]) == (503, "draining")
+
+
+@pytest.mark.parametrize("why", [401, 404, 503])
+async def test_a_refused_upgrade_closes_its_connection_and_says_so(
+    front: tuple[Any, str], why: int
+) -> None:
+    site, url = front
+    name, port = url.removeprefix("ws://").partition("/")[0].split(":")
+    head = UPGRADE.replace(b"sim", b"other")
+    if why != 401:
+        head = head.replace(b"\r\n\r\n", b"\r\nauthorization: Bearer " + KEY.encode() + b"\r\n\r\n")
+    with site.lifecycle.http.admit("something that runs"):
+        if why == 503:
+            site.lifecycle.request_stop("SIGTERM")
+        with trio.fail_after(PATIENCE):
+            async with await trio.open_tcp_stream(name, int(port)) as stream:
+                await stream.send_all(head)
+                answer, was_reset = await read_to_end(stream)
+    assert answer.startswith(f"HTTP/1.1 {why} ".encode())
+    assert answer.lower().count(b"\r\nconnection: close\r\n") == 1
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert not was_reset
+
+
+@pytest.mark.parametrize(("version", "said"), [("1.1", True), ("2", False)])
+async def test_http2_knows_no_header_for_that(
+    open_site: Opener, autojump_clock: MockClock, version: str, said: bool
+) -> None:
+    async with open_site() as site:
+        async with talking(site.client.app, "model=other", http_version=version) as peer:
+            await peer.over.wait()
+    assert peer.status == 404
+    assert ((b"connection", b"close") in peer.headers) is said

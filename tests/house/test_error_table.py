@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,3 +75,14 @@ def test_a_reason_has_one_status() -> None:
     # What the workers have no room for has Dynamo's status, what the server has none for HTTP's.
     assert several == {"overloaded": {503, 529}}
     assert all(re.fullmatch(r"[a-z_]+", reason) for reason in by_reason)
+
+
+def test_a_reason_tells_status_and_type_but_for_the_one_that_the_page_names() -> None:
+    told: dict[str, set[tuple[int, str]]] = {}
+    for kind in ALL:
+        told.setdefault(kind.reason, set()).add((kind.status, kind.kind))
+    ambiguous = {reason: both for reason, both in told.items() if len(both) > 1}
+    assert ambiguous == {"overloaded": {(529, "overloaded"), (503, "service_unavailable")}}
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "errors.md").read_text()
+    assert "`overloaded` has 529 and `overloaded`" in page
+    assert all(kind.retry for kind in ALL if kind.reason == "overloaded")

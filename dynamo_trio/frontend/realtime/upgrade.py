@@ -78,6 +78,8 @@ async def refuse(
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", known_as.encode()),
     ]
+    if scope["http_version"] in ("1.0", "1.1"):  # servers give up such a connection, and so do ours
+        headers.append((b"connection", b"close"))
     start = {"type": "websocket.http.response.start", "headers": headers, "status": exc.status}
     await send(start)
     await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
