@@ -45,6 +45,16 @@ class BusyThresholds:
     #: The same, as a multiple of the tokens that one step takes
     #: (``DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC``).
     active_prefill_tokens_threshold_frac: float | None = None
+    #: Is anything looked at?
+    wanted: bool = attrs.field(init=False, eq=False, repr=False)
+
+    @wanted.default
+    def _wanted_default(self) -> bool:
+        return not (
+            self.active_decode_blocks_threshold is None
+            and self.active_prefill_tokens_threshold is None
+            and self.active_prefill_tokens_threshold_frac is None
+        )
 
     def __attrs_post_init__(self) -> None:
         _check("active_decode_blocks_threshold", self.active_decode_blocks_threshold, 1.0)
@@ -52,37 +62,28 @@ class BusyThresholds:
         _check(tokens, self.active_prefill_tokens_threshold, math.inf)
         _check(frac, self.active_prefill_tokens_threshold_frac, math.inf)
 
-    @property
-    def wanted(self) -> bool:
-        """Is anything looked at?"""
-        return self is not _NONE and self != _NONE
-
     def exceeded(self, load: KvMetrics, capacity: Capacity) -> bool:
         """Is one cache with this load above one of them?"""
-        tokens, blocks = self.active_prefill_tokens_threshold, self.active_decode_blocks_threshold
-        frac = self.active_prefill_tokens_threshold_frac
-        if tokens is not None and _above(load.active_prefill_tokens, tokens, 1):
-            return True
-        if frac is not None and _above(
-            load.active_prefill_tokens, frac, capacity.max_num_batched_tokens
-        ):
-            return True
-        # Some publishers tell only one of these, and 1.5.1 looks at both.
-        return blocks is not None and (
-            _above(load.active_decode_blocks, blocks, capacity.total_kv_blocks)
-            or _above(load.kv_used_blocks, blocks, capacity.total_kv_blocks)
+        # What is not told, or 0 as a capacity, is above nothing.
+        prefill, step = load.active_prefill_tokens or 0, capacity.max_num_batched_tokens or 0
+        tokens, frac = (
+            self.active_prefill_tokens_threshold,
+            self.active_prefill_tokens_threshold_frac,
         )
+        if tokens is not None and prefill > tokens:
+            return True
+        if frac is not None and step > 0 and prefill > frac * step:
+            return True
+        blocks, total = self.active_decode_blocks_threshold, capacity.total_kv_blocks or 0
+        # Some publishers tell only one of these, and 1.5.1 looks at both.
+        used = max(load.active_decode_blocks or 0, load.kv_used_blocks or 0)
+        return blocks is not None and total > 0 and used > blocks * total
 
 
 def _check(name: str, value: float | None, most: float) -> None:
     if value is not None and not (math.isfinite(value) and 0 <= value <= most):
         bounds = "of 0 or more" if most == math.inf else "from 0.0 to 1.0"
         raise InvalidArgument(f"{name} must be a number {bounds}", param=name)
-
-
-def _above(load: int | None, threshold: float, of: int | None) -> bool:
-    """What is not told, or 0 as a capacity, is above nothing."""
-    return load is not None and of is not None and of > 0 and load > threshold * of
 
 
 _NONE = BusyThresholds()
@@ -154,11 +155,10 @@ class BusyWorkers:
         if not thresholds.wanted:
             return _NOBODY
         endpoint = model.client.endpoint
-        found = [
-            worker
-            for worker, ranks in self.loads(endpoint).items()
-            if _is_busy(thresholds, ranks.values(), self.capacity(endpoint, worker))
-        ]
+        found = set()
+        for worker, ranks in self.loads(endpoint).items():
+            if _is_busy(thresholds, ranks.values(), self.capacity(endpoint, worker)):
+                found.add(worker)
         return frozenset(found) if found else _NOBODY
 
     def check(self, model: ServedModel) -> None:
@@ -177,8 +177,13 @@ def _or(given: T | None, else_: T | None) -> T | None:
 
 
 def _is_busy(thresholds: BusyThresholds, ranks: Iterable[KvMetrics], capacity: Capacity) -> bool:
-    told = [thresholds.exceeded(load, capacity) for load in ranks]
-    return bool(told) and all(told)
+    """All of its caches are, as far as they have told of their load."""
+    told = False
+    for load in ranks:
+        told = True
+        if not thresholds.exceeded(load, capacity):
+            return False
+    return told
 
 
 _NOBODY: frozenset[int] = frozenset()

@@ -64,7 +64,7 @@ async def change_thresholds(frontend: Frontend, call: HttpCall) -> None:
 
 
 def _shown(model: str, thresholds: BusyThresholds) -> dict[str, object]:
-    return {"model": model, **attrs.asdict(thresholds)}
+    return {"model": model, **attrs.asdict(thresholds, filter=lambda field, _: field.init)}
 
 
 async def _answer(frontend: Frontend, call: HttpCall, body: object) -> None:

@@ -170,29 +170,21 @@ class Generation:
     placement: Placement = attrs.field(init=False)
     id: str = attrs.field(init=False)
     created: int = attrs.field(factory=lambda: int(time.time()))
+    # What was admitted, looked at often.
+    frontend: Frontend = attrs.field(init=False)
+    model: ServedModel = attrs.field(init=False)
+    admission: Admission = attrs.field(init=False)
+    record: RequestRecord = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        admitted = self.admitted
+        self.frontend, self.model = admitted.frontend, admitted.model
+        self.admission, self.record = admitted.admission, admitted.record
         # Not the client's request id: nothing keeps clients from sending one twice. A UUID, for
         # Dynamo's workers log no other kind.
         number = new_uuid()
         self.id = self.kind.id_prefix + number
-        self.placement = self.admitted.place(RequestHead(number))
-
-    @property
-    def frontend(self) -> Frontend:
-        return self.admitted.frontend
-
-    @property
-    def model(self) -> ServedModel:
-        return self.admitted.model
-
-    @property
-    def admission(self) -> Admission:
-        return self.admitted.admission
-
-    @property
-    def record(self) -> RequestRecord:
-        return self.admitted.record
+        self.placement = admitted.place(RequestHead(number))
 
     async def run(self, body_size: int) -> None:
         left = partial(self.admission.cut, CutReason.CLIENT_LEFT)

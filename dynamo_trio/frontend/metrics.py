@@ -25,7 +25,7 @@ from dynamo_trio.errors import (
     Overloaded,
 )
 from dynamo_trio.frontend.live import LiveMetrics, ModelMetrics, WorkerMetrics
-from dynamo_trio.frontend.record import RequestRecord
+from dynamo_trio.frontend.record import PREPROCESS, ROUTE, RequestRecord
 from dynamo_trio.frontend.router_metrics import RouterMetrics
 from dynamo_trio.metrics import buckets
 from dynamo_trio.metrics.counters import CounterFamily
@@ -63,6 +63,18 @@ def error_type(exc: DynamoException) -> str:
     return "unavailable" if exc.status == 503 else "internal"
 
 
+@attrs.frozen(eq=False)
+class ModelSeries:
+    """What is measured of the requests of one model."""
+
+    ttft: Distribution
+    itl: Distribution
+    duration: Distribution
+    prompt_tokens: Distribution
+    output_sequence: Distribution
+    cached_tokens: Distribution
+
+
 @attrs.define(eq=False)
 class FrontendMetrics:
     """All collectors of one frontend, in a registry of their own."""
@@ -85,12 +97,17 @@ class FrontendMetrics:
     migration: HistogramFamily = attrs.field(init=False)
     # Others.
     stage_seconds: HistogramFamily = attrs.field(init=False)
+    preprocess_seconds: Distribution = attrs.field(init=False)
+    route_seconds: Distribution = attrs.field(init=False)
+    round_trip_seconds: Distribution = attrs.field(init=False)
     plane_queue: Distribution = attrs.field(init=False)
     plane_send: Distribution = attrs.field(init=False)
     plane_ttft: Distribution = attrs.field(init=False)
     live: LiveMetrics = attrs.field(init=False)
     workers: WorkerMetrics = attrs.field(init=False)
     router: RouterMetrics = attrs.field(init=False)
+    #: Invariant: only of models that were served; so many as the families have series.
+    _series: dict[str, ModelSeries] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._count()
@@ -169,6 +186,9 @@ class FrontendMetrics:
         self.stage_seconds = self._histogram(
             f"{self.prefix}_stage_duration_seconds", "Seconds of a stage of a request",
             buckets.STAGE, "stage")  # fmt: skip
+        stage = self.stage_seconds.labels
+        self.preprocess_seconds, self.route_seconds = stage(PREPROCESS), stage(ROUTE)
+        self.round_trip_seconds = stage("transport_roundtrip")
         plane, some = "dynamo_request_plane", buckets.SOME_SECONDS
         self.plane_queue = self._histogram(
             f"{plane}_queue_seconds", "Seconds from a prompt's end to the sending of its request",
@@ -197,6 +217,16 @@ class FrontendMetrics:
         self.live.count_left = count_left
         self.workers.known = lambda: _workers(catalog())
         self.registry.register(ModelMetrics(self.prefix, catalog))
+
+    def series(self, model: str) -> ModelSeries:
+        """What is measured of this model, which is served."""
+        found = self._series.get(model)
+        if found is None:
+            parts = (self.ttft, self.itl, self.duration, self.prompt_tokens)
+            more = (self.output_sequence, self.cached_tokens)
+            found = ModelSeries(*[family.labels(model) for family in (*parts, *more)])
+            self._series[model] = found
+        return found
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format 0.0.4."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dynamo_trio.discovery import EndpointId, Instance
-    from dynamo_trio.frontend.metrics import FrontendMetrics
+    from dynamo_trio.frontend.metrics import FrontendMetrics, ModelSeries
     from dynamo_trio.metrics.histograms import Distribution
 
 #: Dynamo's values of the label ``stage`` for requests.
@@ -53,11 +53,9 @@ class RequestRecord:
     ttft: float | None = None
     #: Between the last tokens; 0 until there are two.
     gap: float = 0.0
-    _began: float = attrs.field(factory=trio.current_time)
     #: Looked up once, since each token asks for it.
-    _now: Callable[[], float] = attrs.field(
-        factory=lambda: trio.lowlevel.current_clock().current_time, repr=False
-    )
+    _now: Callable[[], float] = attrs.field(init=False, repr=False)
+    _began: float = attrs.field(init=False)
     #: When the stage began that it is in.
     _stage_began: float = attrs.field(init=False)
     #: When the last tokens of the answer came; None: none is there.
@@ -66,12 +64,15 @@ class RequestRecord:
     _tokens: int = 0
     #: Since when it is on the way from a worker that failed it to another one.
     _moving_since: float | None = None
-    #: Looked up once, since it is told of every token.
+    #: Looked up once, too: what is measured of this model, and of its tokens.
+    _series: ModelSeries = attrs.field(init=False, repr=False)
     _itl: Distribution = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._itl = self.metrics.itl.labels(self.model)
-        self._stage_began = self._began
+        self._now = trio.lowlevel.current_clock().current_time
+        self._began = self._stage_began = self._now()
+        self._series = self.metrics.series(self.model)
+        self._itl = self._series.itl
 
     @property
     def token_count(self) -> int:
@@ -96,19 +97,19 @@ class RequestRecord:
 
     def age(self) -> float:
         """Seconds since the request was admitted."""
-        return trio.current_time() - self._began
+        return self._now() - self._began
 
     def prompt(self, count: int) -> None:
         """The prompt is there; its length in tokens."""
         self.prompt_tokens = count
-        self.metrics.prompt_tokens.labels(self.model).observe(count)
-        self.metrics.stage_seconds.labels(PREPROCESS).observe(self._lap())
+        self._series.prompt_tokens.observe(count)
+        self.metrics.preprocess_seconds.observe(self._lap())
 
     def asks(self, instance: Instance) -> None:
         """The request is about to be sent to this worker."""
         self.instance = instance
         spent = self._lap()
-        self.metrics.stage_seconds.labels(ROUTE).observe(spent)
+        self.metrics.route_seconds.observe(spent)
         self.metrics.plane_queue.observe(spent)
         if self.routed is None:
             self.routed = instance.endpoint
@@ -116,7 +117,7 @@ class RequestRecord:
 
     def taken_on(self) -> None:
         """The worker has acknowledged it."""
-        self.metrics.plane_send.observe(trio.current_time() - self._stage_began)
+        self.metrics.plane_send.observe(self._now() - self._stage_began)
 
     def tokens(self, count: int) -> None:
         """Note that ``count`` tokens have just arrived."""
@@ -136,13 +137,14 @@ class RequestRecord:
     def _begin(self, now: float) -> None:
         metrics = self.metrics
         self._first = now
-        metrics.stage_seconds.labels("transport_roundtrip").observe(now - self._stage_began)
+        metrics.round_trip_seconds.observe(now - self._stage_began)
         metrics.plane_ttft.observe(now - self._stage_began)
         if self.ttft is None:  # else its client has waited for longer: that was told
             self.ttft = now - self._began
-            metrics.ttft.labels(self.model).observe(self.ttft)
+            self._series.ttft.observe(self.ttft)
         metrics.workers.begun(self)
-        self._moved("success")
+        if self._moving_since is not None:
+            self._moved(self._moving_since, "success")
 
     def restart(self) -> None:
         """What has arrived was thrown away: the answer begins anew, at another worker."""
@@ -152,15 +154,14 @@ class RequestRecord:
             self._moving_since = self._stage_began
         self.metrics.migrated.labels(self.model, "new_request").inc()
 
-    def _moved(self, outcome: str) -> None:
-        if self._moving_since is not None:
-            spent = trio.current_time() - self._moving_since
-            self.metrics.migration.labels(self.model, "new_request", outcome).observe(spent)
-            self._moving_since = None
+    def _moved(self, since: float, outcome: str) -> None:
+        spent = self._now() - since
+        self.metrics.migration.labels(self.model, "new_request", outcome).observe(spent)
+        self._moving_since = None
 
     def _lap(self) -> float:
         """Seconds of the stage that ends now."""
-        began, self._stage_began = self._stage_began, trio.current_time()
+        began, self._stage_began = self._stage_began, self._now()
         return self._stage_began - began
 
     def close(self) -> None:
@@ -172,15 +173,17 @@ class RequestRecord:
             metrics.cancelled.labels(*labels).inc()
         if self.error_type == "overload":
             metrics.rejected.labels(self.model, self.endpoint).inc()
-        self._moved({"": "success", "cancelled": "cancelled"}.get(self.error_type, "failure"))
+        if self._moving_since is not None:
+            kinds = {"": "success", "cancelled": "cancelled"}
+            self._moved(self._moving_since, kinds.get(self.error_type, "failure"))
         self._measure()
 
     def _measure(self) -> None:
-        metrics, model = self.metrics, self.model
-        metrics.duration.labels(model).observe(self.age())
+        metrics, series = self.metrics, self._series
+        series.duration.observe(self.age())
         if self._tokens or not self.error_type:
-            metrics.output_sequence.labels(model).observe(self._tokens)
+            series.output_sequence.observe(self._tokens)
         if not self.error_type:
-            metrics.cached_tokens.labels(model).observe(self.cached_tokens)
+            series.cached_tokens.observe(self.cached_tokens)
         metrics.workers.ended(self)
         metrics.router.ended(self)

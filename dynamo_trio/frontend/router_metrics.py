@@ -65,8 +65,8 @@ class RouterMetrics:
         if record.ttft is not None:
             self._ttft.labels(*labels).observe(record.ttft)
             self._output.labels(*labels).observe(record.token_count)
-        if record.mean_gap is not None:
-            self._itl.labels(*labels).observe(record.mean_gap)
+        if (gap := record.mean_gap) is not None:
+            self._itl.labels(*labels).observe(gap)
 
     def _labels(self, endpoint: EndpointId) -> tuple[str, ...]:
         return (endpoint.namespace, endpoint.component, *self._ids)

@@ -72,13 +72,13 @@ class Stalls:
             ResponseTimeout: that took longer than a worker may be silent.
         """
         if self.limit is None or self.limit == math.inf:
-            return nullcontext(_begun)
+            return _BEGUN
         return _bounded(self.limit)
 
     def watch(self, answer: Answer, plane: str) -> AbstractContextManager[None]:
         """Finish ``answer`` with ResponseTimeout if its worker falls silent within the block."""
         limit = self.limit_on(plane)
-        return nullcontext() if limit == math.inf else self._watch(answer, limit)
+        return _UNWATCHED if limit == math.inf else self._watch(answer, limit)
 
     @contextmanager
     def _watch(self, answer: Answer, limit: float) -> Iterator[None]:
@@ -112,6 +112,11 @@ class Stalls:
 
 def _begun() -> None:
     """Nothing depends on it."""
+
+
+# Nothing is kept in one, so all requests have the same.
+_BEGUN = nullcontext(_begun)
+_UNWATCHED = nullcontext()
 
 
 @contextmanager

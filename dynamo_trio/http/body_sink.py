@@ -59,21 +59,30 @@ class SinkOutcome(enum.StrEnum):
 class Wake:
     """An event that one task waits for, again and again. Never loses a ``set``."""
 
+    # No parking lot, since there are some of these for every request.
     _is_set: bool = False
-    _lot: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    #: Who waits. Invariant: nobody while it is set.
+    _waiter: trio.lowlevel.Task | None = None
 
     def set(self) -> None:
-        if not self._is_set:  # else nobody waits: who does has found it unset
-            self._is_set = True
-            self._lot.unpark_all()
+        self._is_set = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            trio.lowlevel.reschedule(waiter)
 
     async def wait(self) -> None:
         """Wait for the next ``set``, or take the one that nobody has waited for."""
         if self._is_set:
             await trio.lowlevel.checkpoint()
         while not self._is_set:
-            await self._lot.park()
+            assert self._waiter is None, "only one task may wait"
+            self._waiter = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up)
         self._is_set = False
+
+    def _give_up(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._waiter = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 @attrs.define(eq=False)

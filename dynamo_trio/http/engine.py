@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import trio
-from hypercorn.events import Closed, RawData
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
@@ -70,7 +70,8 @@ class Inbox:
         if self._discarding and kind == "http.request":
             return
         self._messages.append(message)
-        self._takers.unpark()
+        if self._takers:
+            self._takers.unpark()
 
     async def receive(self) -> Message:
         """ASGI's ``receive``."""
@@ -102,7 +103,8 @@ class Inbox:
 
     def _take(self) -> Message:
         message = self._messages.popleft()
-        self._givers.unpark()
+        if self._givers:
+            self._givers.unpark()
         return message
 
 
@@ -219,7 +221,8 @@ class Engine:
     # --- what hypercorn calls ---------------------------------------------------
 
     async def _send(self, event: Event) -> None:
-        # There is a third kind, of what counts as idle: the guard knows that better.
+        if isinstance(event, Updated):
+            return  # what counts as idle: the guard knows that better
         if isinstance(event, RawData):
             try:
                 await self._stream.send_all(event.data)

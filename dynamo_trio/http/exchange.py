@@ -72,6 +72,10 @@ class Exchange:
     idle_since: float = math.inf
     on_crowd: Callable[[], object] | None = None
     http2: bool = attrs.field(init=False)
+    #: Does ``on_lost`` hear of every departure? On HTTP/2 only ``receive`` does.
+    notices_disconnects: bool = attrs.field(init=False)
+    #: hypercorn's own object for the request; what it gives as ``send`` is its method.
+    engine_stream: object = attrs.field(init=False)
     #: On HTTP/2: the number of the stream, and the body bytes that were handed over for it.
     _stream: int | None = None
     _handed: int = 0
@@ -80,20 +84,16 @@ class Exchange:
 
     def __attrs_post_init__(self) -> None:
         self.http2 = self.scope["http_version"] not in ("1.0", "1.1")
+        self.notices_disconnects = self.scope["type"] == "http" and not self.http2
+        self.engine_stream = getattr(self._send, "__self__", None)
         if self.scope["type"] == "http" and self.http2:
-            # What hypercorn gives as ``send`` is a method of the stream.
-            self._stream = getattr(getattr(self._send, "__self__", None), "stream_id", None)
+            self._stream = getattr(self.engine_stream, "stream_id", None)
         if self._stream is not None:
             self.connection.guard.count_stream(self._stream, self.progressed)
         if self.scope["type"] == "websocket":
             self.body_read = True  # there is none
         if self.http2:
             bear_late_data(self._send)
-
-    @property
-    def notices_disconnects(self) -> bool:
-        """Does ``on_lost`` hear of every departure? On HTTP/2 only ``receive`` does."""
-        return self.scope["type"] == "http" and not self.http2
 
     @property
     def lost(self) -> bool:
@@ -163,11 +163,6 @@ class Exchange:
             self.blocked_since = trio.current_time()
         for scope, deadline in self._waits.items():
             scope.deadline = deadline()
-
-    @property
-    def engine_stream(self) -> object:
-        """hypercorn's own object for the request; what it gives as ``send`` is its method."""
-        return getattr(self._send, "__self__", None)
 
     def raw_socket(self) -> trio.socket.SocketType | None:
         """The socket, where body bytes may be written past hypercorn; else None.

@@ -45,7 +45,7 @@ class RawSink(BodySink):
     _tail: int = 0
 
     async def start(self, status: int, headers: Headers) -> None:
-        if status != 200 or any(name.lower() == b"content-length" for name, _ in headers):
+        if status != 200 or b"content-length" in [name.lower() for name, _ in headers]:
             raise ValueError("a raw response has status 200 and no content-length")
         if self._exchange is None or not self._exchange.plain:
             await super().start(status, headers)

@@ -76,7 +76,7 @@ class MuxStream(ClientStream):
             self._sink = None
             self._link.drop(self)
         self._share.clear()
-        self._waiters.unpark_all()
+        self.wake()
 
     def put(self, payload: bytes) -> None:
         if self._sink is not None and self._input_open:
@@ -109,7 +109,8 @@ class MuxStream(ClientStream):
 
     def wake(self) -> None:
         """There may be credit."""
-        self._waiters.unpark_all()
+        if self._waiters:
+            self._waiters.unpark_all()
 
     def feed(self, payload: bytes) -> None:
         """Deliver an item."""
@@ -143,7 +144,7 @@ class MuxStream(ClientStream):
         sink, self._sink = self._sink, None
         self._error = self._error or error
         self._answered.set()
-        self._waiters.unpark_all()
+        self.wake()
         # One that was not accepted raises its refusal from ``wait_accepted``.
         if sink is not None and self.accepted:
             try:

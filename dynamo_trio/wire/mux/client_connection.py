@@ -296,7 +296,7 @@ def _check_head(path: str, request_id: str, metadata: Mapping[str, str]) -> None
             f" {len(request_id)} characters (max: {MAX_REQUEST_ID})"
         )
     try:
-        size = sum(len(text.encode()) for pair in metadata.items() for text in pair)
+        size = len("".join([*metadata, *metadata.values()]).encode())
         (path + request_id).encode()
     except UnicodeEncodeError as exc:
         raise InvalidArgument(f"the head of a request cannot be spelled: {exc}") from exc

@@ -41,6 +41,8 @@ class StreamState(enum.Enum):
     ANSWERING = "accepted, the request is whole; the worker sends"
     ENDED = "over; what still comes is ignored"
 
+    __hash__ = object.__hash__  # as that of Side, below
+
 
 class Side(enum.Enum):
     """Who sends a frame."""

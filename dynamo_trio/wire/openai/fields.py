@@ -135,19 +135,20 @@ class Fields:
     def optional(self, key: str, rule: Rule[T]) -> T | None:
         """The field's value, or None when it is absent or null."""
         value = self._values.get(key)
-        return None if value is None else rule(value, self.name(key))
+        return None if value is None else rule(value, self._prefix + key)
 
     def required(self, key: str, rule: Rule[T]) -> T:
         """The field's value; absent or null is an error."""
-        value = self.optional(key, rule)
+        value = self._values.get(key)
         if value is None:
             name = self.name(key)
             raise InvalidArgument(f"'{name}' is required.", param=name)
-        return value
+        return rule(value, self._prefix + key)
 
     def flag(self, key: str) -> bool:
         """A boolean that is false when absent."""
-        return self.optional(key, boolean) or False
+        value = self._values.get(key)
+        return False if value is None else boolean(value, self._prefix + key)
 
     def check(self, rules: Mapping[str, Rule[object]]) -> None:
         """Judge fields whose value is not used, only allowed or not."""

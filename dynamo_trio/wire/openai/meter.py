@@ -64,7 +64,8 @@ class Meter:
         self._inline = inline
         self._left = INLINE_WORK if inline else MAX_WORK + size * WORK_PER_CHARACTER
         self.limit = MAX_VALUE + size * VALUE_PER_CHARACTER
-        self._until = cpu_time() + MAX_SECONDS
+        # The clock of a thread's time is not read before it is needed: most never come so far.
+        self._until: float | None = None
         self._look_at = max(0, self._left - _LOOK_EVERY)
 
     def charge(self, units: int) -> None:
@@ -82,7 +83,9 @@ class Meter:
             if self._inline:
                 raise TooDear
             raise Bound("so many steps, or copies of so much text")
-        if self._cpu_time() > self._until:
+        now = self._cpu_time()
+        self._until = now + MAX_SECONDS if self._until is None else self._until
+        if now > self._until:
             raise Bound(f"anything for more than {MAX_SECONDS:g} seconds")
         self._look_at = max(0, self._left - _LOOK_EVERY)
 

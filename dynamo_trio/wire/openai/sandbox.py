@@ -146,6 +146,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ) -> Any:
         assert isinstance(context, Context)
         meter = context.meter
+        if operator == "+" and type(left) is str and type(right) is str:
+            meter.fit(len(left) + len(right), "a sum")  # as nearly always
+            return left + right
         if operator == "+":
             meter.fit(_length(left) + _length(right), "a sum")
         elif isinstance(left, int) and isinstance(right, int):
