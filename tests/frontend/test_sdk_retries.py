@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import openai
 import pytest
 import trio
 
 from dynamo_trio.frontend.app import App
 from dynamo_trio.frontend.keys import ApiKeys
+from tests.frontend.switch import open_switch
 from tests.http.harness import running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     Opener = Callable[..., AbstractAsyncContextManager[Any]]
 
 KEY = "sk-the-sdks-key"
-
-
-@attrs.define(eq=False)
-class Switch:
-    """A TCP port before several others: an ingress that knows nothing of HTTP.
-
-    Each new connection goes to the next one in turn.
-    """
-
-    ports: list[int]
-    #: Where the connections went.
-    taken: list[int] = attrs.field(factory=list)
-
-    async def serve(self, client: trio.SocketStream) -> None:
-        port = self.ports[len(self.taken) % len(self.ports)]
-        self.taken.append(port)
-        async with await trio.open_tcp_stream("127.0.0.1", port) as server, client:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_copy, client, server)
-                await _copy(server, client)
-                nursery.cancel_scope.cancel()
-
-
-async def _copy(source: trio.SocketStream, target: trio.SocketStream) -> None:
-    try:
-        async for data in source:
-            await target.send_all(data)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
-
-
-@asynccontextmanager
-async def open_switch(*ports: int) -> AsyncIterator[tuple[Switch, str]]:
-    """A switch before these ports, and the base URL for an SDK."""
-    switch = Switch(list(ports))
-    async with trio.open_nursery() as nursery:
-        serve = partial(trio.serve_tcp, switch.serve, 0, host="127.0.0.1")
-        listeners = await nursery.start(serve)
-        yield switch, f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
-        nursery.cancel_scope.cancel()
 
 
 def ask(url: str, *, stream: bool, key: str = KEY) -> str:

@@ -19,7 +19,7 @@ from dynamo_trio.wire.dynamo.codec import MSGPACK
 from tests.hostile.garbage import NASTY, for_any_port, for_http, handshake, request, say_all
 from tests.hostile.test_hostile_stores import litter
 from tests.hostile.watched import MIB, Watched, healthy_streams, wait_idle
-from tests.programs.conftest import MODEL, Fleet, _close, models, status_port, wait_instances
+from tests.programs.conftest import MODEL, Fleet, close_fleet, models, status_port, wait_instances
 from tests.standalone.harness import ask, metric, wait_until
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iter
     (record,) = fleet.records("instances")
     _, _, path = json.loads(record.read_text())["transport"]["tcp"].partition("/")
     yield Target(worker, frontend, ports, path, fleet.store)
-    _close(fleet)
+    close_fleet(fleet)
 
 
 @contextmanager

@@ -107,7 +107,8 @@ def status_port(worker: Server) -> int:
     return int(worker.wait_log("status server on").rpartition(":")[2])
 
 
-def _close(fleet: Fleet) -> None:
+def close_fleet(fleet: Fleet) -> None:
+    """End what a fleet has left running; fail if something does not end politely."""
     for server in fleet.servers:  # all at once, so that none waits for another's grace period
         server.kill(signal.SIGTERM)
     wrong = [complaint for server in fleet.servers if (complaint := close_server(server))]
@@ -124,7 +125,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fleet(tmp_path: Path, model_folder: Path) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path, model_folder)
     yield fleet
-    _close(fleet)
+    close_fleet(fleet)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def pair(
     worker.wait_ready()
     wait_until(partial(_offers, frontend), "the model is offered")
     yield worker, frontend
-    _close(fleet)
+    close_fleet(fleet)
 
 
 def _offers(frontend: Server) -> bool:
