@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from dynamo_trio.errors import ModelNotFound
+from dynamo_trio.client import Client
+from dynamo_trio.errors import CannotConnect, ModelNotFound
 from dynamo_trio.frontend.realtime import inbox
 from dynamo_trio.frontend.realtime.socket import RESTART
 from tests.frontend.realtime_peer import talking
 from tests.frontend.voices import NOTICE, PATIENCE, append, closed, open_choir, select, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -306,6 +309,36 @@ async def test_without_a_worker_it_can_be_tried_again(
         peer.say("hello")
         assert (await peer.read("error"))["error"]["code"] == "no_worker"
         assert await closed(peer) == (1013, "no_worker")
+
+
+async def test_of_a_worker_that_takes_no_session_on_its_own_failure_is_told(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that there is no other: the client has not heard of a first one."""
+
+    @asynccontextmanager
+    async def unreachable(*args: Any, instance_id: int) -> AsyncIterator[None]:
+        if instance_id in choir.instances:
+            raise CannotConnect("nobody listens at 127.0.0.1:9")
+        yield
+
+    async with open_choir(tmp_path) as choir, talking(choir.app, "model=voice") as peer:
+        monkeypatch.setattr(Client, "bidirectional", unreachable)
+        peer.say("hello")
+        error = (await peer.read("error"))["error"]
+        assert (error["code"], error["message"]) == ("cannot_connect", "nobody listens at …")
+        assert await closed(peer) == (1013, "cannot_connect")
+
+
+async def test_of_a_worker_that_loses_a_session_its_own_failure_is_told(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with open_choir(tmp_path) as choir, talking(choir.app, "") as peer:
+        await select(peer)
+        append(peer, "POISON")
+        notice = await peer.read(NOTICE)
+        assert (notice["reason"], notice["deadline"]) == ("engine_shutdown", 0)
+        assert await closed(peer) == (1012, "engine_shutdown")
 
 
 async def test_limits_of_admission_hold_for_sessions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 
 import pytest
@@ -126,6 +127,22 @@ def test_a_template_may_refuse() -> None:
         render("{{ raise_exception('roles must alternate') }}")
     assert "roles must alternate" in exc.value.message
     assert exc.value.param == "messages"
+
+
+CONTROLS = [*map(chr, range(32)), "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\ufeff", "\ud800"]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=ascii)
+def test_what_a_template_says_steers_no_terminal(control: str) -> None:
+    """Its own words, those that it quotes of a client, and those of one that is no Jinja."""
+    said = [Message("user", f"my{control}role")]
+    with pytest.raises(InvalidArgument) as exc:
+        ChatTemplate("{{ raise_exception('bad: ' ~ messages[0].content) }}").render(said)
+    assert exc.value.message.isprintable()
+    assert re.search(r": bad: my[ ?]role$", exc.value.message)
+    with pytest.raises(LoadError) as unusable:
+        ChatTemplate(f"{{% {control}x {control} %}}")
+    assert str(unusable.value).isprintable()
 
 
 @pytest.mark.parametrize(

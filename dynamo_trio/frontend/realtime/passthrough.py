@@ -190,11 +190,12 @@ class PassThrough:
             return Close(LATER, exc.reason)
 
     async def _talk(self) -> Close:
+        failure: DynamoException | None = None
         while True:
             try:
                 instance = self._choose()
             except (NoWorker, Overloaded) as exc:
-                return self._given_up(exc)
+                return self._given_up(failure or exc)  # that nobody else is there is no reason
             failure = await self._with(instance)
             if self._close is not None:  # the client has left
                 self._done = self._may_be_done and failure is None

@@ -55,7 +55,13 @@ class _Generation(jinja2.ext.Extension):
 
 def _raise_exception(message: object) -> None:
     known = isinstance(message, (str, int, float))
-    raise TemplateRefusal(str(message)[:MAX_REFUSAL] if known else type(message).__name__)
+    raise TemplateRefusal(_in_a_line(message) if known else type(message).__name__)
+
+
+def _in_a_line(said: object) -> str:
+    """A template's words, in which it may quote its client's: none of them steers a terminal."""
+    line = " ".join(str(said)[:MAX_REFUSAL].split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _environment(strftime_now: Callable[[str], str] | None) -> Sandbox:
@@ -102,7 +108,8 @@ class ChatTemplate:
             #: What is the same for every prompt.
             self._shared = {**self._template.globals, **self._variables}
         except (jinja2.TemplateError, RecursionError, OverflowError, ValueError) as exc:
-            raise LoadError(f"The model's chat template cannot be used: {exc}") from exc
+            why = _in_a_line(exc)
+            raise LoadError(f"The model's chat template cannot be used: {why}") from exc
 
     def render(
         self,
