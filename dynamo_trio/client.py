@@ -243,13 +243,15 @@ class Client:
         sink: ItemSink,
         *,
         deadline: float = math.inf,
+        scopes_tell: bool = True,
     ) -> AbstractAsyncContextManager[ClientStream]:
         """Send ``request`` to ``instance``, in its codec; its items go to ``sink``.
 
         Without headers of its own it belongs to the trace of the current task, if that has one.
         Where ``head`` says that the request streams in, ``request`` is not looked at. The
         instance is told when the caller stops waiting: at ``deadline`` on Trio's clock, or when
-        a cancel scope around this ends.
+        a cancel scope around this ends. Without ``scopes_tell`` only ``deadline`` is told: all
+        scopes around this are gone through for it, which takes a while.
 
         An instance that cannot be reached is left out of the choice for a while.
 
@@ -258,7 +260,7 @@ class Client:
             ConnectionTimeout: it does not answer in time.
             Draining, Overloaded: the instance refused.
         """
-        return _Opening(self, instance, head, request, sink, deadline)
+        return _Opening(self, instance, head, request, sink, deadline, scopes_tell)
 
     def note_unreached(self, instance: Instance, error: DynamoException) -> None:
         """Leave it out for a while, unless a plane does so already, for just as long as needed."""
@@ -402,6 +404,7 @@ class _Opening:
     _request: object
     _sink: ItemSink
     _deadline: float
+    _scopes_tell: bool
     _inner: AbstractAsyncContextManager[ClientStream] = attrs.field(init=False)
 
     async def __aenter__(self) -> ClientStream:
@@ -425,11 +428,15 @@ class _Opening:
 
     def _whole_head(self) -> RequestHead:
         head = self._head
-        left = min(self._deadline, trio.current_effective_deadline()) - trio.current_time()
+        deadline, metadata = self._deadline, head.metadata
+        if self._scopes_tell:
+            deadline = min(deadline, trio.current_effective_deadline())
+        if deadline < math.inf:
+            metadata = with_deadline(metadata, deadline - trio.current_time())
         told = trace.get()
         return RequestHead(
             head.request_id,
-            with_deadline(head.metadata, left),
+            metadata,
             self._instance.codec,
             head.sent_at_ns,
             head.streams_in,

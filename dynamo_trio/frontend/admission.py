@@ -74,13 +74,14 @@ class Admitted:
     admission: Admission
     record: RequestRecord
 
-    def place(self, head: RequestHead) -> Placement:
+    def place(self, head: RequestHead, deadline: float | None = None) -> Placement:
         """What sends it to workers, under the request id of ``head``, one after the other.
 
+        They are told of ``deadline``, on Trio's clock; None: of that of the cancel scopes around.
         The current task's log lines carry that id from now on, as those of the workers do.
         """
         request_id.set(head.request_id)
-        return Placement(self.frontend, self.model, head)
+        return Placement(self.frontend, self.model, head, deadline)
 
 
 def admit(

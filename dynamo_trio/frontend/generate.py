@@ -184,7 +184,8 @@ class Generation:
         # Dynamo's workers log no other kind.
         number = new_uuid()
         self.id = self.kind.id_prefix + number
-        self.placement = admitted.place(RequestHead(number))
+        # Nothing around it ends it earlier, but for the end of everything.
+        self.placement = admitted.place(RequestHead(number), self.admission.scope.deadline)
 
     async def run(self, body_size: int) -> None:
         left = partial(self.admission.cut, CutReason.CLIENT_LEFT)

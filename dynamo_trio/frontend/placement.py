@@ -15,6 +15,7 @@ An answer that has begun stays where it is: its client is told why it ends.
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, NoReturn
 
 import attrs
@@ -55,6 +56,8 @@ class Placement:
     _frontend: Frontend
     _model: ServedModel
     _head: RequestHead
+    #: When the request is cut, on Trio's clock; None: the cancel scopes around it say so.
+    _deadline: float | None = None
     #: Invariant: nobody is in here twice.
     tried: list[Instance] = attrs.field(factory=list)
     #: The plane that carries it to the last of them, once there is one.
@@ -109,7 +112,12 @@ class Placement:
         self.tried.append(instance)
         self.plane = ""
         answer.record.asks(instance)
-        opening = self._model.client.open_stream(instance, self._head, request, answer)
+        deadline = math.inf if self._deadline is None else self._deadline
+        opening = self._model.client.open_stream(
+            *(instance, self._head, request, answer),
+            deadline=deadline,
+            scopes_tell=self._deadline is None,
+        )
         try:
             with self._frontend.stalls.opening() as begun:
                 async with opening as stream:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dynamo_trio.metrics import buckets
 from dynamo_trio.metrics.counters import CounterFamily
 from dynamo_trio.metrics.histograms import HistogramFamily
@@ -19,9 +21,23 @@ if TYPE_CHECKING:
 
     from dynamo_trio.discovery import EndpointId
     from dynamo_trio.frontend.record import RequestRecord
+    from dynamo_trio.metrics.counters import Count
+    from dynamo_trio.metrics.histograms import Distribution
 
 _PREFIX = "dynamo_component_router"
 _LABELS = ("dynamo_namespace", "dynamo_component", "router_id", "worker_id")
+
+
+@attrs.frozen(eq=False)
+class _Series:
+    """Of one component."""
+
+    started: Count
+    ended: Count
+    input: Distribution
+    ttft: Distribution
+    output: Distribution
+    itl: Distribution
 
 
 class RouterMetrics:
@@ -30,6 +46,8 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         number = secrets.randbits(63)
         self._ids = (str(number), f"{number:x}")
+        #: Namespace and component -> what is counted; so many as the families have series.
+        self._series: dict[tuple[str, str], _Series] = {}
         self._started = CounterFamily(
             f"{_PREFIX}_requests_started", "Requests that were given to a worker", _LABELS,
             registry)  # fmt: skip
@@ -53,20 +71,29 @@ class RouterMetrics:
 
     def started(self, endpoint: EndpointId) -> None:
         """A request was given to a worker of this endpoint."""
-        self._started.labels(*self._labels(endpoint)).inc()
+        self._of(endpoint).started.value += 1
 
     def ended(self, record: RequestRecord) -> None:
         """A request has ended; it counts if it was with a worker."""
         if record.routed is None:
             return
-        labels = self._labels(record.routed)
-        self._ended.labels(*labels).inc()
-        self._input.labels(*labels).observe(record.prompt_tokens or 0)
+        series = self._of(record.routed)
+        series.ended.value += 1
+        series.input.observe(record.prompt_tokens or 0)
         if record.ttft is not None:
-            self._ttft.labels(*labels).observe(record.ttft)
-            self._output.labels(*labels).observe(record.token_count)
+            series.ttft.observe(record.ttft)
+            series.output.observe(record.token_count)
         if (gap := record.mean_gap) is not None:
-            self._itl.labels(*labels).observe(gap)
+            series.itl.observe(gap)
 
-    def _labels(self, endpoint: EndpointId) -> tuple[str, ...]:
-        return (endpoint.namespace, endpoint.component, *self._ids)
+    def _of(self, endpoint: EndpointId) -> _Series:
+        found = self._series.get((endpoint.namespace, endpoint.component))
+        if found is None:
+            labels = (endpoint.namespace, endpoint.component, *self._ids)
+            measured = (self._input, self._ttft, self._output, self._itl)
+            found = self._series[labels[:2]] = _Series(
+                self._started.labels(*labels),
+                self._ended.labels(*labels),
+                *[family.labels(*labels) for family in measured],
+            )
+        return found

@@ -71,9 +71,12 @@ class Wake:
             trio.lowlevel.reschedule(waiter)
 
     async def wait(self) -> None:
-        """Wait for the next ``set``, or take the one that nobody has waited for."""
+        """Wait for the next ``set``, or take the one that nobody has waited for.
+
+        That one is taken at once: others get their turn when there is something to wait for.
+        """
         if self._is_set:
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint_if_cancelled()
         while not self._is_set:
             assert self._waiter is None, "only one task may wait"
             self._waiter = trio.lowlevel.current_task()

@@ -68,7 +68,7 @@ class Connection:
     #: Requests that were begun on it.
     served: int = 0
     #: When it last became idle, by Trio's clock.
-    idle_since: float = attrs.field(factory=trio.current_time)
+    idle_since: float = attrs.field(init=False)
     #: When the first of the requests that run now was begun.
     busy_since: float = -math.inf
     #: It is about to end what runs on it, because others want its place.
@@ -78,6 +78,12 @@ class Connection:
     #: The shields of the sends that are under way.
     _shields: set[trio.CancelScope] = attrs.field(factory=set)
     _nursery: trio.Nursery | None = None
+    #: Trio's clock, looked up once.
+    _now: Callable[[], float] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._now = trio.lowlevel.current_clock().current_time
+        self.idle_since = self._now()
 
     @property
     def idle(self) -> bool:
@@ -170,7 +176,7 @@ class Connection:
         """A request's head is complete."""
         self.served += 1
         if self.idle:
-            self.busy_since = trio.current_time()
+            self.busy_since = self._now()
         self.exchanges[exchange] = None
         self.guard.request_begun(http2=exchange.http2)
 
@@ -179,7 +185,7 @@ class Connection:
         del self.exchanges[exchange]
         exchange.close()
         if self.idle:
-            self.idle_since = trio.current_time()
+            self.idle_since = self._now()
             self.guard.release()
             if self.guard.lost:
                 self._end_if_idle()

@@ -140,7 +140,11 @@ class GuardedStream:
     #: DATA frames of some size that have left since somebody asked.
     _earned: int = 0
 
+    #: Trio's clock, looked up once.
+    _now: Callable[[], float] = attrs.field(init=False, repr=False)
+
     def __attrs_post_init__(self) -> None:
+        self._now = trio.lowlevel.current_clock().current_time
         self.socket = self._stream.socket
         self._push = getattr(self._stream, "send_now", None)
         self._set_deadline(self._limits.idle_time)
@@ -237,7 +241,7 @@ class GuardedStream:
             self._sending.deadline = min(self._sending.deadline, moment)
 
     def _send_by(self) -> float:
-        return min(trio.current_time() + self._limits.write_time, self._last_moment)
+        return min(self._now() + self._limits.write_time, self._last_moment)
 
     async def send_eof(self) -> None:
         """Say that no more will be sent. Idempotent."""
@@ -368,7 +372,7 @@ class GuardedStream:
         with trio.CancelScope(deadline=self._deadline) as self._reading:
             while not (self._ended or self._is_full()):
                 self._take(await self._receive())
-        if self._reading.cancelled_caught and trio.current_time() >= self._deadline:
+        if self._reading.cancelled_caught and self._now() >= self._deadline:
             self._time_is_up()
 
     async def _receive(self) -> bytes:
@@ -412,7 +416,7 @@ class GuardedStream:
     def _set_deadline(self, seconds: float) -> None:
         # A wait that ends too early looks here and goes on: to move its end costs more than that,
         # and the deadline is put off twice for each request.
-        self._deadline = trio.current_time() + seconds
+        self._deadline = self._now() + seconds
         if self._deadline < self._reading.deadline:
             self._reading.deadline = self._deadline
 

@@ -15,7 +15,7 @@ the frame of an answer in chunks. h11's state is carried along, so that it can g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import h11
 from h11._readers import READERS, ContentLengthReader
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 #: How a target that is a whole URL begins.
 URL_SCHEMES = (b"http://", b"https://")
+#: What h11 reads and writes with in states without a body.
+_IDLE_READER: Any = READERS[h11.CLIENT, h11.IDLE]
+_DONE_READER: Any = READERS[h11.CLIENT, h11.DONE]
+_IDLE_WRITER: Any = WRITERS[h11.SERVER, h11.IDLE]
+_HEAD_WRITER: Any = WRITERS[h11.SERVER, h11.SEND_RESPONSE]
 #: What begins with a status line.
 HEADS = (h11.Response, h11.InformationalResponse)
 
@@ -67,21 +72,20 @@ class Reader(h11.Connection):
         With it comes its body, if all of it is there, and nothing behind it. If not, what there is
         of it is left to :meth:`next_event`.
         """
-        state = self._cstate
-        idle = state.states[h11.CLIENT] is h11.IDLE and state.states[h11.SERVER] is h11.IDLE
-        if not idle or not state.keep_alive or self._receive_buffer:
+        states = self._cstate.states
+        idle = states[h11.CLIENT] is h11.IDLE and states[h11.SERVER] is h11.IDLE
+        if not idle or not self._cstate.keep_alive or self._receive_buffer:
             return None
         head = read_plain(data, self._head_bytes)
         if head is None:
             return None
         self.asked_for_head = False
         self._request_method, self.their_http_version = head.method, b"1.1"
-        state.process_event(h11.CLIENT, h11.Request)
-        self._writer = cast("Any", WRITERS[h11.SERVER, h11.SEND_RESPONSE])
+        states[h11.SERVER], self._writer = h11.SEND_RESPONSE, _HEAD_WRITER
         if len(data) == head.size + head.length:
-            state.process_event(h11.CLIENT, h11.EndOfMessage)
-            self._reader = cast("Any", READERS[h11.CLIENT, h11.DONE])
+            states[h11.CLIENT], self._reader = h11.DONE, _DONE_READER
             return head, data[head.size :]
+        states[h11.CLIENT] = h11.SEND_BODY
         self._reader = ContentLengthReader(head.length)
         if len(data) > head.size:
             self.receive_data(data[head.size :])
@@ -101,7 +105,7 @@ class Reader(h11.Connection):
             and self._request_method not in (b"HEAD", b"CONNECT")
         )
         if plain:
-            state.process_event(h11.SERVER, h11.Response)
+            state.states[h11.SERVER] = h11.SEND_BODY
             self._writer = ChunkedWriter()
             self.client_is_waiting_for_100_continue = False
         return plain
@@ -111,9 +115,19 @@ class Reader(h11.Connection):
         state = self._cstate
         plain = state.states[h11.SERVER] is h11.SEND_BODY and state.keep_alive
         if plain:
-            state.process_event(h11.SERVER, h11.EndOfMessage)
+            state.states[h11.SERVER] = h11.DONE
             self._writer = None  # as for every state in which nothing is to be sent
         return plain
+
+    def start_next_cycle(self) -> None:
+        state = self._cstate
+        both = state.states[h11.CLIENT] is h11.DONE and state.states[h11.SERVER] is h11.DONE
+        if not both or not state.keep_alive or state.pending_switch_proposals:
+            super().start_next_cycle()
+            return
+        state.states = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
+        self._reader, self._writer = _IDLE_READER, _IDLE_WRITER
+        self._request_method = None
 
     # --- through h11 ----------------------------------------------------------------------
 

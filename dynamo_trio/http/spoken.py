@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from time import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import h11
@@ -69,18 +69,17 @@ class SpokenHttp1(H11Protocol):
             *(self.client, self.server, self.stream_send, STREAM_ID),
         )
         stream.start_time = time()
-        scope = self._plain_scope(head, stream.scheme)
-        stream.scope = cast("Any", scope)
+        scope: Any = self._plain_scope(head, stream.scheme)
+        stream.scope = scope
         stream.app_put = await self.task_group.spawn_app(
-            self.app, self.config, stream.scope, stream.app_send
+            self.app, self.config, scope, stream.app_send
         )
         self.keep_alive_requests += 1
         await self.context.mark_request()
         if body is None:
             await self._handle_events()
         else:
-            message = {"type": "http.request", "body": body, "more_body": False}
-            await stream.app_put(cast("Any", message))
+            await stream.app_put({"type": "http.request", "body": body, "more_body": False})
 
     def _plain_scope(self, head: PlainHead, scheme: str) -> Scope:
         path, _, query = head.target.partition(b"?")
@@ -114,7 +113,8 @@ class SpokenHttp1(H11Protocol):
         plain = plain and not last and stream.state is ASGIHTTPState.REQUEST
         if not (plain and _FIELDS.fullmatch(fields) and self._reader.begin_chunked()):
             return None
-        stream.response = cast("Any", {"status": 200, "headers": headers})
+        response: Any = {"status": 200, "headers": headers}
+        stream.response = response
         stream.state = ASGIHTTPState.RESPONSE
         own = b"".join([b"%b: %b\r\n" % field for field in self.config.response_headers("h11")])
         return b"HTTP/1.1 200 OK\r\n%b%bTransfer-Encoding: chunked\r\n\r\n" % (fields, own)
