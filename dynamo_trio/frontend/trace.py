@@ -111,9 +111,9 @@ def note_outcome(record: RequestRecord) -> None:
         request_id=request_id.get() or "",
         model=record.model,
         request_type=record.request_type,
-        input_tokens=record.prompt_tokens or 0,
-        output_tokens=record.token_count,
     )
+    if record.prompt_tokens is not None:  # else there is none yet, or only its worker knows it
+        span.note(input_tokens=record.prompt_tokens, output_tokens=record.token_count)
     if record.ttft is not None:
         span.note(ttft_ms=round(record.ttft * 1e3, 3))
     if record.mean_gap is not None:

@@ -176,6 +176,8 @@ async def test_a_passed_through_response_is_a_span_made_of_what_its_worker_says(
         "internal",
         "cancelled",
     ]
+    assert "output_tokens" not in attributes(session)
+    assert attributes(session)["model"] == "voice"
     assert len(spans) == 4  # these, and those of the session and its worker, of one id
 
 

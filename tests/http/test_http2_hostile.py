@@ -210,10 +210,11 @@ async def test_a_head_that_promises_a_body_and_ends_is_malformed() -> None:
         assert client.statuses[number] == b"400"
 
 
-async def test_bodies_that_are_thrown_away_leave_the_connection_its_window() -> None:
-    async with running(App(), LIMITS) as server, await server.connect() as stream:
+async def test_bodies_that_are_thrown_away_leave_the_connection_its_window_and_streams() -> None:
+    limits = attrs.evolve(LIMITS, h2_streams=12)
+    async with running(App(), limits) as server, await server.connect() as stream:
         client = await http2(stream)
-        for _ in range(20):  # more than the window together
+        for _ in range(20):  # more than the window together, and than may run at once
             number = client.parser.get_next_available_stream_id()
             head = [*bad(method="POST", path="/echo"), ("content-length", "1")]
             client.parser.send_headers(number, head)
