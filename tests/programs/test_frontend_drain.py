@@ -30,7 +30,7 @@ from tests.standalone.harness import (
 
 if TYPE_CHECKING:
     from tests.programs.conftest import Fleet
-    from tests.standalone.harness import Server
+    from tests.standalone.harness import Json, Server
 
 CHAT = "/v1/chat/completions"
 LIMIT = "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS"
@@ -127,32 +127,46 @@ def test_five_hundred_streams_at_a_stop(fleet: Fleet) -> None:
 # --- faults --------------------------------------------------------------------------------------
 
 
-def has_two(port: int) -> bool:
-    return metric(port, "dynamo_component_inflight_requests") == 2
+def has_three(port: int) -> bool:
+    return metric(port, "dynamo_component_inflight_requests") == 3
 
 
-def test_a_worker_that_dies_in_the_drain_costs_no_untouched_request(fleet: Fleet) -> None:
-    slow = ("--prefill-ms", "2500", "--system-port", "0")
+def untouched(number: int) -> Json:
+    """A request that takes its engine 1 s to begin; every second one is streamed."""
+    messages = [{"role": "user", "content": str(number) * 1000}]
+    return asks(4, messages=messages, stream=bool(number % 2))
+
+
+@pytest.mark.parametrize("mux", ["only", "off"])
+def test_a_worker_that_dies_in_the_drain_costs_only_what_it_has_begun(
+    fleet: Fleet, mux: str
+) -> None:
+    slow = ("--itl-ms", "20", "--prefill-token-us", "1000", "--system-port", "0")
     stays, dies = fleet.worker(*slow, ready=False), fleet.worker(*slow, ready=False)
-    frontend = fleet.frontend(**PATIENT)
+    frontend = fleet.frontend("--mux", mux, **PATIENT)
     wait_instances(frontend, 2)
     port = frontend.port
-    jobs = [partial(ask, port, "POST", CHAT, asks(4, stream=bool(n % 2))) for n in range(4)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
+    jobs = [partial(ask, port, "POST", CHAT, untouched(number)) for number in range(4)]
+    with open_streams(port, 2, asks(100)) as begun, ThreadPoolExecutor(len(jobs)) as pool:
         running = [pool.submit(job) for job in jobs]
         for worker in (stays, dies):
-            wait_until(partial(has_two, status_port(worker)), "each has its half of them")
+            wait_until(partial(has_three, status_port(worker)), "each has its half of them")
         frontend.kill(signal.SIGTERM)
         frontend.wait_log("phase draining")
         time.sleep(0.5)
         dies.kill(signal.SIGKILL)
         answers = [job.result() for job in running]
+        streams = finish_all(begun)
     assert [answer.status for answer in answers] == [200] * 4
+    (broken,) = [answer for answer in streams if not answer.is_done]
+    assert broken.error["code"] == "disconnected"
+    assert broken.text
     assert frontend.end() == 0
-    assert frontend.report["requests"]["finished"] == 4
+    assert frontend.report["requests"]["finished"] == 5
+    assert frontend.report["requests"]["cut"] == 1
     assert frontend.log.count(", after 1 other: complete") == 2
     assert stays.stop() == 0
-    assert stays.report["served_before"] == 4
+    assert stays.report["served_before"] == 5
 
 
 def test_the_store_and_the_workers_may_be_gone(fleet: Fleet) -> None:
