@@ -44,6 +44,12 @@ _PLAIN = "\x1b[0m"
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
 
+def log_often(logger: logging.Logger, level: int, text: str, *args: object) -> None:
+    """As ``logger.log``, for what is told of every request: whose line it is is not looked for."""
+    if logger.isEnabledFor(level):
+        logger.handle(logger.makeRecord(logger.name, level, "", 0, text, args, None))
+
+
 def printable(text: str) -> str:
     """``text`` without control characters: what a client sends must not steer a terminal."""
     if text.isprintable():
@@ -102,8 +108,8 @@ class TextFormatter(logging.Formatter):
         stamp = f"{self._second(int(record.created))}.{int(record.msecs):03d}"
         name = record.name.removeprefix("dynamo_trio.")
         head = f"{record.levelname:<7} {name}: "
-        request = _client_request_id() or request_id.get()
-        tail = "".join(f" {k}={v}" for k, v in _extras(record).items())
+        request, extras = _client_request_id() or request_id.get(), _extras(record)
+        tail = "".join([f" {k}={v}" for k, v in extras.items()]) if extras else ""
         tail += f" [{request}]" if request else ""
         body = _indent(record.getMessage() + tail)
         if record.exc_info:

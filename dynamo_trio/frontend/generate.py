@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 import trio
 
+from dynamo_trio.console.logs import log_often
 from dynamo_trio.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -199,7 +200,8 @@ class Generation:
 
     def log(self) -> None:
         """One line for the operator, whatever became of the request."""
-        logger.log(
+        log_often(
+            logger,
             logging.WARNING if self._workers_fault else logging.INFO,
             "%s of %s%s: %s, %d tokens in %.2f s",
             *(self.kind.label, self.model.name, self.placement, self._ending()),

@@ -232,9 +232,9 @@ class BodySink(ABC):
 
     def close(self) -> None:
         """Write nothing any more. Idempotent."""
-        self._closed = True
-        if self._exchange is not None:
+        if self._exchange is not None and not self._closed:
             self._exchange.end_response(self.client_left)
+        self._closed = True
 
     # --- the parts ----------------------------------------------------------------------
 

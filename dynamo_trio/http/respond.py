@@ -59,7 +59,7 @@ async def stream_response(
     work: Callable[[], Awaitable[object]],
     *,
     farewell: Callable[[], bytes | None],
-    detach: Callable[[], object] = lambda: None,
+    detach: Callable[[], object] | None = None,
 ) -> SinkOutcome | None:
     """Own one streamed response from its first wait to its last byte.
 
@@ -81,12 +81,14 @@ async def stream_response(
     try:
         with admission.scope:
             await work()
-        detach()
+        if detach is not None:
+            detach()
         if not sink.started:
             return None
         return await sink.end(None if sink.outcome else farewell())
     finally:
-        detach()
+        if detach is not None:
+            detach()
         sink.close()
 
 

@@ -39,8 +39,10 @@ class RawSink(BodySink):
     """Writes HTTP/1.1 chunks past hypercorn. Only for what :meth:`Exchange.raw_socket` allows."""
 
     _socket: trio.socket.SocketType = attrs.field(kw_only=True)
-    #: hypercorn has made the head; from here on the socket is ours until the end.
+    #: The head is made; from here on the socket is ours until the end.
     _opened: bool = False
+    #: Nor did hypercorn make the head.
+    _past: bool = False
     #: How much of the terminator is still among what is unsent.
     _tail: int = 0
 
@@ -51,18 +53,16 @@ class RawSink(BodySink):
             await super().start(status, headers)
             return
         self.started = True
-        head = self._exchange.begin_chunked(headers) if self._sends_itself else None
+        # Unless somebody between us and the exchange adds to the head.
+        itself = self._send == self._exchange.send
+        head = self._exchange.begin_chunked(headers) if itself else None
+        self._past = head is not None
         if head is None:
             message = {"type": "http.response.start", "status": status, "headers": headers}
             head = await self._take_corked(self._exchange, message)
         if not self._broken:
             self._unsent[:0] = head
             self._open()
-
-    @property
-    def _sends_itself(self) -> bool:
-        """Is there nobody between us and the exchange who adds to the head?"""
-        return self._exchange is not None and self._send == self._exchange.send
 
     async def _take_corked(self, exchange: Exchange, message: Message) -> bytes:
         """What hypercorn would send for it. Waits for nothing."""
@@ -146,7 +146,7 @@ class RawSink(BodySink):
         if self._exchange is None or not self._tail:
             return await super()._send_end()
         # It has left, so this is for hypercorn's books alone.
-        if self._sends_itself and await self._exchange.end_chunked():
+        if self._past and await self._exchange.end_chunked():
             return not self._broken
         end = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._take_corked(self._exchange, end)
@@ -177,10 +177,10 @@ class RawSink(BodySink):
             self.client_left()
 
     def _write_unsent(self) -> None:
-        while self.pending:
+        while self._unsent and not self._broken:
             sent = self._write(self._unsent)
             self._sent(sent)
-            if self.pending:
+            if self._unsent and not self._broken:
                 self.partial += 1
             if not sent:
                 return

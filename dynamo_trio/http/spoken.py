@@ -10,6 +10,7 @@ each; what these believe is the same afterwards.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from dynamo_trio.http.reading import Reader
 from dynamo_trio.http.refused import error_of, refusal
 
 if TYPE_CHECKING:
+    from hypercorn.config import Config
     from hypercorn.events import Event as ConnectionEvent
     from hypercorn.protocol.events import Event
 
@@ -39,6 +41,12 @@ OUR_VERSION = (b"sec-websocket-version", b"13")
 #: Header fields that are sent as they are (RFC 9112, 5), and those on which more depends.
 _FIELDS = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9a-zA-Z]+: [\x21-\x7e]+(?: [\x21-\x7e]+)*\r\n)*")
 _OF_THE_FRAME = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+
+
+@lru_cache(maxsize=1)
+def _own_fields(config: Config, second: int) -> bytes:
+    """What hypercorn adds to every head; it tells the ``second``."""
+    return b"".join([b"%b: %b\r\n" % field for field in config.response_headers("h11")])
 
 
 class SpokenHttp1(H11Protocol):
@@ -116,7 +124,7 @@ class SpokenHttp1(H11Protocol):
         response: Any = {"status": 200, "headers": headers}
         stream.response = response
         stream.state = ASGIHTTPState.RESPONSE
-        own = b"".join([b"%b: %b\r\n" % field for field in self.config.response_headers("h11")])
+        own = _own_fields(self.config, int(time()))
         return b"HTTP/1.1 200 OK\r\n%b%bTransfer-Encoding: chunked\r\n\r\n" % (fields, own)
 
     async def end_chunked(self, stream: object) -> bool:

@@ -326,9 +326,10 @@ class Gate:
             self._leavers.unpark_all()
 
     def _count(self, admission: Admission) -> None:
-        assert admission.outcome is not None
-        self.tally[admission.outcome] += 1
-        self.unconfirmed += not admission.confirmed and admission.outcome is Outcome.HANDED_OVER
+        outcome = admission.outcome
+        assert outcome is not None
+        self.tally[outcome] += 1
+        self.unconfirmed += not admission.confirmed and outcome is Outcome.HANDED_OVER
 
     def _note(self) -> None:
         if self.changed is not None:

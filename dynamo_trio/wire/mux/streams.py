@@ -119,9 +119,10 @@ class Stream:
         Raises:
             RemoteProtocolError: it may not.
         """
-        if not self.may(sender, frame):
+        following = NEXT[self.state][sender].get(frame)
+        if following is None:
             raise self.wrong(sender, frame)
-        self.move(sender, frame)
+        self.become(following)
 
     def wrong(self, sender: Side, frame: FrameType) -> RemoteProtocolError:
         """That the peer sent what it may not."""

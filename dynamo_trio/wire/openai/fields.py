@@ -132,6 +132,10 @@ class Fields:
         """The field's full name, as the client would write the path."""
         return f"{self._prefix}{key}"
 
+    def lack(self, keys: frozenset[str]) -> bool:
+        """Is none of these there?"""
+        return keys.isdisjoint(self._values)
+
     def optional(self, key: str, rule: Rule[T]) -> T | None:
         """The field's value, or None when it is absent or null."""
         value = self._values.get(key)

@@ -162,6 +162,8 @@ _COMMON = (
     "stop",
     "ignore_eos",
 )
+#: What nobody has to set, and many do not; their defaults are those of a request.
+_SAMPLING = frozenset(_COMMON[4:])
 _CHAT = ("messages", "max_completion_tokens")
 _COMPLETION = ("prompt",)
 
@@ -213,11 +215,15 @@ _SEED = integer(-(2**63), 2**63 - 1)
 
 def _common(fields: Fields, max_tokens: int | None) -> dict[str, Json]:
     stream = fields.flag("stream")
-    return {
+    asked = {
         "model": fields.required("model", name_text),
         "stream": stream,
         "include_usage": _include_usage(fields, stream),
         "max_tokens": max_tokens,
+    }
+    if fields.lack(_SAMPLING):
+        return asked
+    return asked | {
         "min_tokens": _min_tokens(fields, max_tokens),
         "temperature": fields.optional("temperature", _TEMPERATURE),
         "top_p": fields.optional("top_p", _TOP_P),
