@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-    from dynamo_trio.plane import ClientStream, ItemSink, RequestPlane
+    from dynamo_trio.plane import ClientStream, ItemSink, RequestPlane, Rest
     from dynamo_trio.wire.dynamo.codec import Codec
 
 T = TypeVar("T", default=Any)
@@ -111,7 +111,7 @@ class _Listener:
     _on_unreached: Callable[[DynamoException], object]
     _begun: bool = False
     #: Invariant: the sink's own as soon as the stream has begun, so that tokens pay nothing here.
-    feed_tokens: Callable[[Sequence[int]], None] = attrs.field(init=False)
+    feed_tokens: Callable[[Sequence[int]], Rest | None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.feed_tokens = self._feed_first
@@ -123,10 +123,10 @@ class _Listener:
         self._begun = True
         self._sink.feed(payloads)
 
-    def _feed_first(self, token_ids: Sequence[int]) -> None:
+    def _feed_first(self, token_ids: Sequence[int]) -> Rest | None:
         self._begun = True
         self.feed_tokens = self._sink.feed_tokens
-        self.feed_tokens(token_ids)
+        return self.feed_tokens(token_ids)
 
     def finish(self, error: DynamoException | None) -> None:
         if isinstance(error, _UNREACHED) and not self._begun:

@@ -5,7 +5,8 @@ Theory of operation
 Standard error can block for ever: a terminal under Ctrl-S, a pipe whose reader has stopped. A
 shutdown that logs must not hang on that, nor may the event loop. So lines go into a bounded
 queue, and a daemon thread of this class alone writes them. When the queue is full, lines are
-dropped and counted; :meth:`Terminal.flush` waits for the thread, but only so long.
+dropped and counted; :meth:`Terminal.flush` waits for the thread, but only so long. Each time that
+the thread wakes it takes the interpreter from the event loop, so it lets some lines come together.
 
 The thread writes to the file descriptor and leaves Python's stream object alone: a thread that
 waits inside one holds its lock, and whoever flushes the stream then waits too, the interpreter at
@@ -23,7 +24,8 @@ import os
 import queue
 import shutil
 import threading
-from typing import TYPE_CHECKING, TextIO
+import time
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from attrs import define, field
 
@@ -35,7 +37,17 @@ if TYPE_CHECKING:
 #: How often the status line is drawn, in seconds.
 TICK = 0.1
 
+#: Seconds in which lines come together.
+LINGER = 0.01
+#: Characters that are written at once, if that many wait: in ASCII as many bytes as a pipe keeps in
+#: one piece (``PIPE_BUF``), whoever else writes to it.
+PIECE = 4096
+
 _WIPE = "\r\x1b[2K"
+
+
+#: A text, a wish to be told when all before it is written, or the end.
+_Item: TypeAlias = "str | threading.Event | None"
 
 
 @define(eq=False)
@@ -49,12 +61,14 @@ class Terminal:
     #: Lines that were thrown away because nobody read the stream. Only ever grows; callers in
     #: several threads may lose a count to each other.
     dropped: int = field(default=0, init=False)
-    _queue: queue.SimpleQueue[str | threading.Event | None] = field(
-        factory=queue.SimpleQueue, init=False, repr=False
-    )
+    _queue: queue.SimpleQueue[_Item] = field(factory=queue.SimpleQueue, init=False, repr=False)
     _fd: int | None = field(init=False, repr=False)
     _status: Callable[[], str] | None = field(default=None, init=False, repr=False)
-    # Invariant: only the writer thread reads or changes these two.
+    # Invariant: only the writer thread reads or changes these four.
+    #: What did not fit behind what is being written.
+    _held: list[_Item] = field(factory=list, init=False, repr=False)
+    #: How many lines are being written.
+    _lines: int = field(default=0, init=False, repr=False)
     _status_is_drawn: bool = field(default=False, init=False, repr=False)
     _dropped_and_told: int = field(default=0, init=False, repr=False)
 
@@ -102,18 +116,41 @@ class Terminal:
 
     def _work(self) -> None:
         while True:
-            try:
-                item = self._queue.get(timeout=TICK if self._status else None)
-            except queue.Empty:
-                item = ""
+            item = self._next()
             if item is None:
                 return
             try:
                 self._draw(item if isinstance(item, str) else self._loss())
             except (OSError, ValueError):  # the stream is gone: whoever read it knows
-                self.dropped += bool(item) and isinstance(item, str)
+                self.dropped += self._lines
             if isinstance(item, threading.Event):
                 item.set()
+
+    def _next(self) -> _Item:
+        """What comes next: lines as far as they are there, or another item."""
+        self._lines = 0
+        if self._held:
+            item = self._held.pop()
+        else:
+            try:
+                item = self._queue.get(timeout=TICK if self._status else None)
+            except queue.Empty:
+                return ""
+            if item:
+                time.sleep(LINGER)
+        return self._gather(item) if isinstance(item, str) else item
+
+    def _gather(self, text: str) -> str:
+        """With the lines that wait behind it."""
+        self._lines += bool(text)
+        while not self._queue.empty():
+            item = self._queue.get()
+            if not isinstance(item, str) or len(text) + len(item) > PIECE:
+                self._held.append(item)
+                break
+            self._lines += bool(item)
+            text += item
+        return text
 
     def _loss(self) -> str:
         """A line that tells what was dropped since the last one."""

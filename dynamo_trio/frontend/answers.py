@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dynamo_trio.frontend.metrics import RequestRecord
-    from dynamo_trio.plane import ClientStream
+    from dynamo_trio.plane import ClientStream, Rest
     from dynamo_trio.tokenizers import OutputProcessor
     from dynamo_trio.wire.dynamo.codec import Codec
     from dynamo_trio.wire.llm import LLMEngineOutput
@@ -115,10 +115,10 @@ class Answer(ABC):
         self._note_end()
         self.grant()
 
-    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+    def feed_tokens(self, token_ids: Sequence[int]) -> Rest | None:
         """Take tokens that came without anything else: the way of nearly all, so kept short."""
         if self.error is not None:
-            return
+            return None
         self._owed += len(token_ids)
         self.record.tokens(len(token_ids))
         self._text(self.output.push_ids(token_ids))
@@ -126,6 +126,7 @@ class Answer(ABC):
             self._note_end()
         if self._owed >= GRANT_AT:
             self.grant()
+        return None
 
     def finish(self, error: DynamoException | None) -> None:
         """The worker's stream is over."""
@@ -212,19 +213,19 @@ class StreamAnswer(Answer):
     def _writable(self) -> bool:
         return self.sink.writable
 
-    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+    def feed_tokens(self, token_ids: Sequence[int]) -> Rest | None:
         """As :meth:`Answer.feed_tokens`; one token in the middle of an answer goes straight on."""
         alone = len(token_ids) == 1 and not self._untouched and self.error is None
         text = self.output.ready(token_ids[0]) if alone else None
         if text is None:
-            super().feed_tokens(token_ids)
-            return
+            return super().feed_tokens(token_ids)
         self.record.tokens(1)
         chunks = self.chunks
-        self.sink.feed(b"%b%b%b" % (chunks.head, text, chunks.tail))
+        rest = self.sink.offer(b"%b%b%b" % (chunks.head, text, chunks.tail))
         self._owed += 1
         if self._owed >= GRANT_AT:
             self.grant()
+        return rest
 
     def farewell(self, error: DynamoException | None) -> bytes | None:
         """The last words of a stream that was cut; none if it is whole, or nobody reads."""

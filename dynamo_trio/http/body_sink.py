@@ -27,7 +27,7 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import trio
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 #: All that a write to a socket can raise means the same: nobody is there any more.
 GONE_ERRORS = (OSError, ValueError, trio.ClosedResourceError, trio.BrokenResourceError)
+
+
+#: What is left to be done with some data, at once or behind the same of other sinks: a plain call
+#: that does not raise, and what it writes.
+Rest: TypeAlias = "tuple[Callable[[bytes], object], bytes]"
 
 
 class SinkOutcome(enum.StrEnum):
@@ -154,6 +159,11 @@ class BodySink(ABC):
             self.late += 1
         elif data:
             self._put(data)
+
+    def offer(self, data: bytes) -> Rest | None:
+        """As :meth:`feed`; what is left to be done with it comes before anything else."""
+        self.feed(data)
+        return None
 
     def feed_last(self, data: bytes) -> None:
         """As :meth:`feed`, for what should come to the client together with the end."""

@@ -27,6 +27,7 @@ from dynamo_trio.http.patience import Patience
 
 if TYPE_CHECKING:
     from dynamo_trio.http.asgi import Headers, Message, Scope, Send
+    from dynamo_trio.http.body_sink import Rest
 
 #: One ASGI message carries no more, so that a slow client is judged by its progress.
 PIECE = 16 * 1024
@@ -81,22 +82,29 @@ class RawSink(BodySink):
             self._write_unsent()
 
     def feed(self, data: bytes) -> None:
-        """As :meth:`BodySink.feed`. The way of nearly every token, so all of it is in one call."""
+        """As :meth:`BodySink.feed`."""
+        if (rest := self.offer(data)) is not None:
+            self._write_frame(rest[1])
+
+    def offer(self, data: bytes) -> Rest | None:
+        """As :meth:`BodySink.offer`. The way of nearly every token, so all of it is in one call."""
         if not self._opened or self._unsent or self._outcome is not None or self._closed:
             super().feed(data)
-        elif data:
-            frame = b"%x\r\n%b\r\n" % (len(data), data)
-            try:
-                sent = os.write(self._socket.fileno(), frame)  # see _write
-            except BlockingIOError:
-                sent = 0
-            except GONE_ERRORS:
-                self.client_left()
-                self._torn = True
-                return
-            if sent < len(frame):
-                self.partial += 1
-                self._keep(memoryview(frame)[sent:])
+            return None
+        return (self._write_frame, b"%x\r\n%b\r\n" % (len(data), data)) if data else None
+
+    def _write_frame(self, frame: bytes) -> None:
+        try:
+            sent = os.write(self._socket.fileno(), frame)  # see _write
+        except BlockingIOError:
+            sent = 0
+        except GONE_ERRORS:
+            self.client_left()
+            self._torn = True
+            return
+        if sent < len(frame):
+            self.partial += 1
+            self._keep(memoryview(frame)[sent:])
 
     def feed_last(self, data: bytes) -> None:
         """As :meth:`BodySink.feed`; the owner sends it, with the terminator if that follows."""

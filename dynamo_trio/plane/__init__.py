@@ -10,6 +10,7 @@ from dynamo_trio.plane.abc import ItemSink as ItemSink
 from dynamo_trio.plane.abc import Outbox as Outbox
 from dynamo_trio.plane.abc import RequestHead as RequestHead
 from dynamo_trio.plane.abc import RequestPlane as RequestPlane
+from dynamo_trio.plane.abc import Rest as Rest
 from dynamo_trio.plane.abc import Traffic as Traffic
 from dynamo_trio.plane.choice import Planes as Planes
 from dynamo_trio.plane.memory import MemoryPlane as MemoryPlane

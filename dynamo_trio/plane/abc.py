@@ -26,7 +26,7 @@ that a wire puts around them are that plane's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -35,7 +35,7 @@ from dynamo_trio.lifecycle.prospects import Peer
 from dynamo_trio.wire.dynamo.codec import MSGPACK, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from dynamo_trio.errors import DynamoException
@@ -96,6 +96,12 @@ class Acknowledgements:
     waiting: tuple[str, ...] = ()
 
 
+#: What a sink leaves to be done when the other streams have their tokens of this step, too, and
+#: before anything else happens: a plain call that does not raise, and what it writes. To make all
+#: pieces first and write them then keeps the caches of the interpreter and the kernel apart.
+Rest: TypeAlias = "tuple[Callable[[bytes], object], bytes]"
+
+
 class ItemSink(Protocol):
     """Takes the items of one stream. Called by the plane: never awaits, never raises."""
 
@@ -105,7 +111,7 @@ class ItemSink(Protocol):
     def feed(self, payloads: Sequence[bytes]) -> None:
         """Take the items that are there, in order, encoded."""
 
-    def feed_tokens(self, token_ids: Sequence[int]) -> None:
+    def feed_tokens(self, token_ids: Sequence[int]) -> Rest | None:
         """Take tokens: each is an item of an engine's answer that holds its id and no more.
 
         Comes only where the peer sends such items so; it counts as one item for each token.
@@ -113,6 +119,13 @@ class ItemSink(Protocol):
 
     def finish(self, error: DynamoException | None) -> None:
         """The stream is over; called at most once, after the last ``feed``."""
+
+
+def feed_tokens(sink: ItemSink, token_ids: Sequence[int]) -> None:
+    """Feed one stream by itself, and do the rest at once."""
+    if (rest := sink.feed_tokens(token_ids)) is not None:
+        write, data = rest
+        write(data)
 
 
 class Outbox(ABC):

@@ -19,6 +19,7 @@ from dynamo_trio.plane.abc import (
     Outbox,
     RequestHead,
     RequestPlane,
+    feed_tokens,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Answer(Outbox):
             self._deliver()
         elif self._sink is not None and token_ids:
             self._credit -= len(token_ids)
-            self._sink.feed_tokens(token_ids)
+            feed_tokens(self._sink, token_ids)
 
     def finish(self, error: DynamoException | None) -> None:
         if self.finished:
@@ -99,7 +100,7 @@ class _Answer(Outbox):
             self._held.popleft()
             self._credit -= 1
         if tokens:
-            sink.feed_tokens(tokens)
+            feed_tokens(sink, tokens)
         elif isinstance(item := self._held.popleft(), bytes):
             self._credit -= 1
             sink.feed((item,))

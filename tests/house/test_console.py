@@ -29,6 +29,7 @@ from dynamo_trio.console import (
 )
 from dynamo_trio.console.logs import TerminalHandler
 from dynamo_trio.console.progress import Bar
+from dynamo_trio.console.terminal import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -239,6 +240,28 @@ def test_a_reader_that_has_stopped_costs_lines_but_blocks_nobody() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 100 - dropped + 1
     assert lines[-1] == f"({dropped} lines dropped: nobody read them)"
+
+
+class CountedStream(io.StringIO):
+    """Counts how often it is written to."""
+
+    count = 0
+
+    def write(self, text: str) -> int:
+        self.count += 1
+        return super().write(text)
+
+
+def test_lines_that_come_together_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_trio.console.terminal.LINGER", 0.5)
+    stream = CountedStream()
+    terminal = Terminal(stream)
+    lines = ["a" * (PIECE - 10), "b", "c" * PIECE, *"def"]
+    for line in lines:
+        terminal.write(line)
+    assert terminal.flush(60)
+    assert stream.getvalue().splitlines() == lines
+    assert stream.count <= len(lines) - 3  # a with b, c, the rest together
 
 
 STUCK = """

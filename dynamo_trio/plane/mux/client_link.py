@@ -23,7 +23,7 @@ from dynamo_trio.errors import CannotConnect, Disconnected, Draining, NotConnect
 from dynamo_trio.plane.abc import INITIAL_CREDIT
 from dynamo_trio.plane.mux.heartbeat import Heartbeat
 from dynamo_trio.plane.mux.link import Link, logger
-from dynamo_trio.plane.mux.stream import MuxStream
+from dynamo_trio.plane.mux.stream import MuxStream, deliver
 from dynamo_trio.plane.mux.unread import Share
 from dynamo_trio.wire.mux.client_connection import ClientConnection
 from dynamo_trio.wire.mux.events import (
@@ -185,9 +185,7 @@ class ClientLink(Link):
 
     def _taken(self) -> None:
         gathered, self._tokens = self._tokens, {}
-        for sid, token_ids in gathered.items():
-            if (stream := self._streams.get(sid)) is not None:
-                stream.feed_tokens(token_ids)
+        deliver(self._streams, gathered)
 
     # --- its end, and the worker's silence ----------------------------------------------------
 

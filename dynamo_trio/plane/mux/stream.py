@@ -12,13 +12,37 @@ from dynamo_trio.errors import DynamoException, Unknown
 from dynamo_trio.plane.abc import ClientStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dynamo_trio.plane.abc import ItemSink
+    from dynamo_trio.plane.abc import ItemSink, Rest
     from dynamo_trio.plane.mux.client_link import ClientLink
     from dynamo_trio.plane.mux.unread import Share
 
 logger = logging.getLogger("dynamo_trio.plane.mux")
+
+
+def deliver(streams: Mapping[int, MuxStream], tokens: Mapping[int, Sequence[int]]) -> None:
+    """Deliver what a step, or several, had for each stream; all of it here, without a call for each
+    stream but that of its sink."""
+    rests: list[tuple[MuxStream, Rest]] = []
+    for sid, token_ids in tokens.items():
+        stream = streams.get(sid)
+        if stream is None or (sink := stream._sink) is None:
+            continue
+        stream.touched = True
+        stream._share.came += len(token_ids)
+        try:
+            rest = sink.feed_tokens(token_ids)
+        except Exception:
+            stream._mistake()
+        else:
+            if rest is not None:
+                rests.append((stream, rest))
+    for stream, (write, data) in rests:
+        try:
+            write(data)
+        except Exception:
+            stream._mistake()
 
 
 @attrs.define(eq=False)
@@ -121,16 +145,6 @@ class MuxStream(ClientStream):
                 return
             try:
                 self._sink.feed((payload,))
-            except Exception:
-                self._mistake()
-
-    def feed_tokens(self, token_ids: Sequence[int]) -> None:
-        """Deliver tokens."""
-        if self._sink is not None:
-            self.touched = True
-            self._share.came += len(token_ids)
-            try:
-                self._sink.feed_tokens(token_ids)
             except Exception:
                 self._mistake()
 

@@ -167,11 +167,15 @@ class MuxConnection(ABC):
     def grant(self, sid: int, items: int) -> None:
         """So many items (tokens) were consumed; the peer may send as many again.
 
-        The frame is sent when half a window has come together.
+        The frame is sent when half a window has come together. It then tells what has come
+        together for other streams, too, so that streams that run side by side soon share theirs.
         """
         stream = self._ours(sid)
-        if stream is not None and items > 0:
-            self._tell(stream, stream.grant(items))
+        if stream is not None and items > 0 and (told := stream.grant(items)):
+            self._tell(stream, told)
+            for other in self._streams.values():
+                if other.untold:
+                    self._tell(other, other.settle())
 
     def has_credit(self, sid: int) -> bool:
         """May another item go now, with nothing held before it? False once the stream has ended."""

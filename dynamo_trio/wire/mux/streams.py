@@ -80,7 +80,7 @@ class Stream:
     _total: int = field(init=False)  # ``allowed`` as if nothing had come
     _surplus: int = 0  # what items that came cost beyond one each
     _granted: int = 0  # items that were granted again
-    _untold: int = 0  # granted and not told yet
+    untold: int = 0  # granted and not told yet
     _owed: list[tuple[int, int]] = field(factory=list, repr=False)  # n-th item: its cost beyond one
 
     def __attrs_post_init__(self) -> None:
@@ -174,16 +174,18 @@ class Stream:
     def grant(self, items: int) -> int:
         """So many items were consumed. Returns what is to be told of credit now, often 0."""
         self._granted += items
-        self._untold += items
+        self.untold += items
         return self._repay()
 
     def _repay(self) -> int:
         while self._owed and self._owed[0][0] <= self._granted:
-            self._untold += self._owed.pop(0)[1]
-        if self._untold < self.step:
-            return 0
-        told = min(self._untold, MAX_CREDIT - max(self.allowed, 0))
-        self._untold = 0
+            self.untold += self._owed.pop(0)[1]
+        return self.settle() if self.untold >= self.step else 0
+
+    def settle(self) -> int:
+        """What is to be told of credit, however little has come together."""
+        told = min(self.untold, MAX_CREDIT - max(self.allowed, 0))
+        self.untold = 0
         self.allowed += told
         self._total += told
         return told

@@ -667,6 +667,23 @@ def test_credit_never_grows_above_its_limit(pair: Pair) -> None:
     assert pair.worker.has_credit(sid)
 
 
+def test_streams_that_run_side_by_side_share_the_frames_of_their_credit(pair: Pair) -> None:
+    sids = [pair.open(credit=64) for _ in range(8)]
+    frames = 0
+    for step in range(320):  # each stream is granted as many as it has got, but all at other steps
+        for sid in sids:
+            pair.worker.send_tokens(sid, [step])
+        pair.client_events()
+        for index, sid in enumerate(sids):
+            if step % 16 == 2 * index:
+                pair.client.grant(sid, 16)
+        if data := all_bytes(pair.client):
+            pair.worker.receive_data(data)
+            frames += names(data).count("CREDIT")
+    assert frames <= 320 // 16 + 1  # not one of each stream in 32 steps, which were 80
+    assert pair.worker.has_credit(sids[0])
+
+
 def test_grants_of_a_batch_share_a_frame(pair: Pair) -> None:
     sids = [pair.open(credit=2) for _ in range(3)]
     for sid in sids * 2:
