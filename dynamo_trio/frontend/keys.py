@@ -14,6 +14,7 @@ or how much of one, was right.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import hmac
 import logging
 import secrets
@@ -126,7 +127,8 @@ class ApiKeys:
         return found
 
     def _digest(self, key: bytes) -> bytes:
-        return hmac.digest(self._secret, key, "sha256")
+        # BLAKE2 has a key of its own (RFC 7693); an HMAC by OpenSSL takes several times as long.
+        return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
 
 
 def _given(scope: Scope) -> Iterator[bytes]:

@@ -28,6 +28,8 @@ _AFTER_TARGET = len(b" HTTP/1.1\r\n")
 
 #: They change how the body is read, or what becomes of the connection.
 _NOT_PLAIN = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
+#: What may not come twice.
+_ONCE = (b"host", b"connection", b"content-length")
 #: Digits that a length may have here; h11 has a limit of its own.
 _MAX_DIGITS = 15
 
@@ -61,12 +63,13 @@ def read_plain(data: bytes, most: int) -> PlainHead | None:
 def _length(headers: list[tuple[bytes, bytes]]) -> int | None:
     """Of the body; None: these fields are for h11 to judge."""
     said = dict(headers)
-    names = [name for name, _ in headers]
-    if not _NOT_PLAIN.isdisjoint(said) or names.count(b"host") != 1:
+    if b"host" not in said or not _NOT_PLAIN.isdisjoint(said):
         return None
+    if len(said) < len(headers):  # some field comes twice
+        names = [name for name, _ in headers]
+        if any(names.count(name) > 1 for name in _ONCE):
+            return None
     if said.get(b"connection", b"keep-alive").lower() != b"keep-alive":
-        return None
-    if names.count(b"connection") > 1 or names.count(b"content-length") > 1:
         return None
     length = said.get(b"content-length", b"0")
     return int(length) if length.isdigit() and len(length) <= _MAX_DIGITS else None

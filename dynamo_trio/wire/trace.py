@@ -110,7 +110,8 @@ def into_metadata(headers: Mapping[str, str], metadata: Mapping[str, str]) -> Ma
     """The metadata of a request, with the headers of its trace."""
     if not headers:
         return metadata
-    return {**metadata, **{_IN_METADATA[name]: text for name, text in picked(headers).items()}}
+    more = {_IN_METADATA[name]: headers[name] for name in HEADERS if name in headers}
+    return {**metadata, **more}
 
 
 def out_of_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

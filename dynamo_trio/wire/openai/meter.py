@@ -93,7 +93,9 @@ class Meter:
         """Refuse to make a value of this length."""
         if length > self.limit:
             raise Bound(f"{what} of more than {self.limit} characters or items")
-        self.charge(length)
+        self._left -= length  # as charge does
+        if self._left < self._look_at:
+            self._look()
 
     def weigh(self, value: object, *, each: int = ITEM) -> None:
         """Charge for a value and all that is in it, shared parts anew; ``each``: for an item.

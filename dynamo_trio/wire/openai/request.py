@@ -163,7 +163,7 @@ _COMMON = (
     "ignore_eos",
 )
 #: What nobody has to set, and many do not; their defaults are those of a request.
-_SAMPLING = frozenset(_COMMON[4:])
+_SAMPLING = frozenset({"min_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
 _CHAT = ("messages", "max_completion_tokens")
 _COMPLETION = ("prompt",)
 
@@ -220,6 +220,7 @@ def _common(fields: Fields, max_tokens: int | None) -> dict[str, Json]:
         "stream": stream,
         "include_usage": _include_usage(fields, stream),
         "max_tokens": max_tokens,
+        "ignore_eos": fields.flag("ignore_eos"),
     }
     if fields.lack(_SAMPLING):
         return asked
@@ -230,7 +231,6 @@ def _common(fields: Fields, max_tokens: int | None) -> dict[str, Json]:
         "top_k": _top_k(fields),
         "seed": fields.optional("seed", _SEED),
         "stop": fields.optional("stop", _stops) or (),
-        "ignore_eos": fields.flag("ignore_eos"),
     }
 
 
