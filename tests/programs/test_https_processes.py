@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ class Curl:
 @pytest.fixture
 def served(fleet: Fleet) -> tuple[Server, Curl]:
     """A frontend over TLS with a model, and a client that trusts it."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl; enable with: apt-get install curl")
     authority = Authority(fleet.folder)
     identity = authority.identity("localhost")
     fleet.worker("--itl-ms", "100")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.standalone.conftest import Start
     from tests.standalone.harness import Server
 
-    Run = Callable[[str, Server], subprocess.Popen[str]]
+    Run = Callable[..., subprocess.Popen[str]]
 
 CLIENTS = Path(__file__).with_name("realtime_clients.py")
 PATIENCE = 60
@@ -45,8 +45,8 @@ def run() -> Iterator[Run]:
     """Start a client; it does not outlive the test."""
     clients: list[subprocess.Popen[str]] = []
 
-    def run(kind: str, server: Server) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(CLIENTS), kind, server.url]
+    def run(kind: str, server: Server, *more: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(CLIENTS), kind, server.url, *more]
         pipe = subprocess.PIPE
         clients.append(subprocess.Popen(argv, text=True, stdout=pipe, stderr=pipe))
         return clients[-1]
@@ -93,3 +93,23 @@ def test_it_outlives_a_notice(start_sim: Start, run: Run) -> None:
     assert [item["role"] for item in told["notice"]["items"]] == ["user", "assistant"]
     assert without_deltas(told["seen"])[-2][1] == "response.done"
     assert server.end() == 0
+
+
+def test_at_the_limit_it_has_all_it_needs_to_go_on_elsewhere(start_sim: Start, run: Run) -> None:
+    server = start_sim("--itl-ms", "20", DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS="0.5")
+    client = run("busy", server)
+    assert client.stderr is not None
+    assert "answered" in client.stderr.readline()
+    server.kill(signal.SIGTERM)
+    told = result(client)
+    assert told["code"] == 1012
+    assert (told["notice"]["reason"], told["notice"]["deadline"]) == ("drain_limit", 0)
+    assert told["response"]["status"] == "incomplete"
+    assert told["notice"]["items"][1:] == told["response"]["output"]  # what it has heard so far
+    assert server.end() == 0
+    next_one = start_sim("--itl-ms", "5")
+    gone_on = result(run("replay", next_one, json.dumps(told["notice"])))
+    assert gone_on["errors"] == []
+    before, response = told["response"]["usage"], gone_on["response"]
+    assert response["usage"]["output_tokens"] == 8
+    assert response["usage"]["input_tokens"] > before["input_tokens"] + before["output_tokens"]
