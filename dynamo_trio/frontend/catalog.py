@@ -1,9 +1,10 @@
 """Which models can be asked, kept fresh from discovery.
 
 A model card brings a model into the catalogue: its tokeniser is loaded, a client of its
-endpoint is opened, and then it is offered (:mod:`dynamo_trio.frontend.keeper`). A model whose
-last card went stays *known*, so that the answer is "no worker at the moment" (503) and not
-"no such model" (404).
+endpoint is opened, and then it is offered (:mod:`dynamo_trio.frontend.keeper`). While it is loaded
+for the first time it is *expected*, and a model whose last card went stays *known*: in both cases
+the answer is "no worker at the moment" (503) and not "no such model" (404). So a frontend that has
+just started turns nobody away for good who asks for a model that its workers serve.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Catalog:
 
     _models: dict[str, ServedModel] = attrs.field(factory=dict)
     _known: set[str] = attrs.field(factory=set)
+    #: Models with a card, of which it is not known yet whether it is of any use.
+    _expected: set[str] = attrs.field(factory=set)
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def models(self) -> list[ServedModel]:
@@ -50,11 +53,13 @@ class Catalog:
 
         Raises:
             ModelNotFound: it was never here.
-            NoWorker: it was, but nobody serves it now.
+            NoWorker: it was, but nobody serves it now, or it is about to be.
         """
         model = self._models.get(name)
         if model is not None and model.client.instance_ids():
             return model
+        if name in self._expected:
+            raise NoWorker(f"model {name!r} is being loaded")
         if self.knows(name):
             raise NoWorker(f"model {name!r} has no worker at the moment")
         raise ModelNotFound(f"model {name[:200]!r} does not exist", param="model")
@@ -78,8 +83,17 @@ class Catalog:
             if self._models.get(name) is model:
                 return model
 
+    def expect(self, name: str) -> None:
+        """A model has a card; whether it can be offered turns out soon."""
+        self._expected.add(name)
+
+    def despair(self, name: str) -> None:
+        """It cannot, for now."""
+        self._expected.discard(name)
+
     def offer(self, model: ServedModel) -> None:
         """Put a model on the list."""
+        self._expected.discard(model.name)
         self._models[model.name] = model
         self._known.add(model.name)
         self._changed.unpark_all()
@@ -103,9 +117,13 @@ class _Follower:
     #: Key of each card -> the model that it belongs to.
     names: dict[str, str] = attrs.field(factory=dict)
 
-    async def follow(self, watch: Any) -> None:
+    def begin(self, watch: Any) -> None:
+        """Take what is there."""
         for card in watch.snapshot.values():
             self.apply(Put(card))
+
+    async def follow(self, watch: Any) -> None:
+        """Take each change."""
         while True:
             self.apply(await watch.next_change())
 
@@ -124,12 +142,14 @@ class _Follower:
     def _keeper(self, name: str) -> ModelKeeper:
         if name not in self.keepers:
             self.keepers[name] = ModelKeeper(name, self.catalog, self.sources)
+            self.catalog.expect(name)
             self.sources.nursery.start_soon(self._keep, name, name=f"model {name}")
         return self.keepers[name]
 
     async def _keep(self, name: str) -> None:
         await self.keepers[name].run()
         del self.keepers[name]
+        self.catalog.despair(name)
 
 
 @asynccontextmanager
@@ -150,6 +170,7 @@ async def open_catalog(
     async with discovery.watch(ModelCard) as watch, trio.open_nursery() as nursery:
         sources = Sources(discovery, Planes.of(planes), load, nursery, inhibited)
         follower = _Follower(catalog, sources, namespace)
+        follower.begin(watch)  # nobody is to ask before that
         nursery.start_soon(follower.follow, watch)
         yield catalog
         nursery.cancel_scope.cancel("the frontend is closed")

@@ -95,6 +95,9 @@ class ServedModel:
 class Shelf(Protocol):
     """Where models stand that can be asked."""
 
+    def despair(self, name: str) -> None:
+        """A model could not be loaded."""
+
     def offer(self, model: ServedModel) -> None:
         """Put a model there."""
 
@@ -175,6 +178,8 @@ class ModelKeeper:
             if candidate is None:
                 continue
             processing = await self._load(candidate)
+            if candidate.failures:
+                self.shelf.despair(self.name)
             if processing is not None:
                 self._offered = candidate.card
                 await self._offer(candidate.card, processing)

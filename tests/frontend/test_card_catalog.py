@@ -102,6 +102,43 @@ async def test_a_bad_card_does_not_stop_the_good_ones(
     assert all(record.exc_info is None for record in caplog.records)
 
 
+async def test_a_model_that_is_being_loaded_is_not_unknown(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What is there when a frontend starts is expected from the first moment."""
+    discovery, loads = MemoryDiscovery(), Loads(seconds=3.0)
+    await discovery.register(ModelCard("m", GENERATE, 1))
+    await discovery.register(Instance(GENERATE, 1, {"mem": "x"}))
+    async with open_catalog(discovery, {"mem": MemoryPlane()}, loads) as catalog:
+        for _ in range(3):
+            with pytest.raises(NoWorker, match="is being loaded"):
+                catalog.find("m")
+            with pytest.raises(ModelNotFound):
+                catalog.find("another")
+            await trio.sleep(0.9)
+        await trio.sleep(1)
+        assert catalog.find("m").name == "m"
+
+
+async def test_a_model_is_not_expected_any_more_when_its_card_is_gone_or_bad(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet(Loads(seconds=3.0, bad={2: CardUnusable("no")})) as fleet:
+        await fleet.worker(1, "gone")
+        await fleet.worker(2, "bad")
+        await trio.sleep(1)
+        for name in ("gone", "bad"):
+            with pytest.raises(NoWorker):
+                fleet.catalog.find(name)
+        await fleet.leaves(1, "gone")
+        await trio.sleep(0.1)
+        with pytest.raises(ModelNotFound):
+            fleet.catalog.find("gone")
+        await trio.sleep(3)
+        with pytest.raises(ModelNotFound):
+            fleet.catalog.find("bad")
+
+
 async def test_a_bad_card_is_tried_again_with_a_growing_delay(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
