@@ -111,6 +111,22 @@ class BusyWorkers:
     #: What a worker's card says.
     capacity: Callable[[EndpointId, int], Capacity] = lambda endpoint, worker: Capacity()
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    #: Who is busy, until something changes; None: nobody tells when that is, so each request looks.
+    #: Invariant: only of models that were asked for since the last change.
+    _found: dict[ServedModel, frozenset[int]] | None = None
+
+    def follow(
+        self,
+        loads: Callable[[EndpointId], Mapping[int, Mapping[int, KvMetrics]]],
+        capacity: Callable[[EndpointId, int], Capacity],
+    ) -> None:
+        """Ask these from now on; whoever changes what they say calls :meth:`note_change`."""
+        self.loads, self.capacity, self._found = loads, capacity, {}
+
+    def note_change(self) -> None:
+        """Somebody's load, or capacity, has changed, or is not known any more."""
+        if self._found:
+            self._found.clear()
 
     @property
     def wanted(self) -> bool:
@@ -147,10 +163,19 @@ class BusyWorkers:
             _or(active_prefill_tokens_threshold_frac, now.active_prefill_tokens_threshold_frac),
         )
         self._changed.unpark_all()
+        self.note_change()
         return self.thresholds[model]
 
     def busy(self, model: ServedModel) -> frozenset[int]:
         """The ids of the instances behind this model that are busy now."""
+        if self._found is None:
+            return self._look(model)
+        found = self._found.get(model)
+        if found is None:
+            found = self._found[model] = self._look(model)
+        return found
+
+    def _look(self, model: ServedModel) -> frozenset[int]:
         thresholds = self.get(model.name)
         if not thresholds.wanted:
             return _NOBODY

@@ -38,9 +38,10 @@ class _Capacities:
         else:
             self._known.pop((card.endpoint, card.instance_id), None)
 
-    async def follow(self, watch: Watch[ModelCard]) -> None:
+    async def follow(self, watch: Watch[ModelCard], note_change: Callable[[], object]) -> None:
         while True:
             self.apply(await watch.next_change())
+            note_change()
 
 
 _UNKNOWN = Capacity()
@@ -78,13 +79,13 @@ async def _keep(
     await busy.wait_wanted()
     async with (
         discovery.watch(ModelCard) as cards,
-        follow_loads(discovery, open_events()) as loads,
+        follow_loads(discovery, open_events(), busy.note_change) as loads,
     ):
         capacities = _Capacities()
         for card in cards.snapshot.values():
             capacities.apply(Put(card))
-        busy.loads, busy.capacity = loads.of, capacities.of
-        await capacities.follow(cards)
+        busy.follow(loads.of, capacities.of)
+        await capacities.follow(cards, busy.note_change)
 
 
 def tell_own_load(busy: BusyWorkers, engine: Engine, worker: int) -> None:

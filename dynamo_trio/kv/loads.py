@@ -76,11 +76,16 @@ class LoadFollower:
 @attrs.define(eq=False)
 class _Following:
     follower: LoadFollower
+    #: What it told is not known any more.
+    _note_end: Callable[[], object]
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     async def run(self) -> None:
-        with self.scope:
-            await self.follower.run()
+        try:
+            with self.scope:
+                await self.follower.run()
+        finally:
+            self._note_end()
 
 
 @attrs.define(eq=False)
@@ -89,6 +94,8 @@ class FleetLoads:
 
     _events: EventPlane
     _nursery: trio.Nursery
+    #: Called when :meth:`of` gives something else than before.
+    _note_change: Callable[[], object] = bool
     # Invariant: one for each publisher in discovery, by key.
     _following: dict[str, _Following] = attrs.field(factory=dict)
 
@@ -113,17 +120,24 @@ class FleetLoads:
         if known is not None:
             known.scope.cancel("its record has changed")
             del self._following[channel.key]
+            self._note_change()
         if isinstance(change, Put):
-            following = _Following(LoadFollower(self._events, channel))
+            follower = LoadFollower(self._events, channel, self._note_change)
+            following = _Following(follower, self._note_change)
             self._following[channel.key] = following
             self._nursery.start_soon(following.run)
 
 
 @asynccontextmanager
-async def follow_loads(discovery: Discovery, events: EventPlane) -> AsyncIterator[FleetLoads]:
-    """Listen to what all workers tell of their load while the block runs."""
+async def follow_loads(
+    discovery: Discovery, events: EventPlane, note_change: Callable[[], object] = bool
+) -> AsyncIterator[FleetLoads]:
+    """Listen to what all workers tell of their load while the block runs.
+
+    ``note_change`` is called whenever what is known has changed.
+    """
     async with discovery.watch(EventChannel) as watch, trio.open_nursery() as nursery:
-        loads = FleetLoads(events, nursery)
+        loads = FleetLoads(events, nursery, note_change)
         for channel in watch.snapshot.values():
             loads.apply(Put(channel))
         nursery.start_soon(_follow, loads, watch)

@@ -349,6 +349,26 @@ async def test_loads_and_capacities_are_followed_once_there_is_a_threshold(
     assert busy.busy(MODEL) == frozenset()
 
 
+def test_who_is_busy_is_looked_for_once_between_two_changes() -> None:
+    looks: list[object] = []
+    load = KvMetrics(worker_id=7, dp_rank=0, active_decode_blocks=60)
+
+    def loads(endpoint: object) -> dict[int, dict[int, KvMetrics]]:
+        looks.append(endpoint)
+        return {7: {0: load}}
+
+    busy = BusyWorkers(BusyThresholds(0.5))
+    busy.follow(loads, lambda endpoint, worker: Capacity(100, 1000))
+    assert [busy.busy(MODEL) for _ in range(3)] == [{7}] * 3
+    assert len(looks) == 1
+    load = KvMetrics(worker_id=7, dp_rank=0, active_decode_blocks=10)
+    busy.note_change()
+    assert not busy.busy(MODEL)
+    busy.set("m", active_decode_blocks_threshold=0.0)
+    assert busy.busy(MODEL) == {7}
+    assert len(looks) == 3
+
+
 async def test_a_worker_that_is_gone_is_not_busy(
     autojump_clock: MockClock, hf_folder: Path
 ) -> None:
