@@ -165,11 +165,8 @@ class MuxConnection(ABC):
             self._out.item(stream, payload)
 
     def grant(self, sid: int, items: int) -> None:
-        """So many items (tokens) were consumed; the peer may send as many again.
-
-        The frame is sent when half a window has come together. It then tells what has come
-        together for other streams, too, so that streams that run side by side soon share theirs.
-        """
+        """So many items (tokens) were consumed; the peer may send as many again. It is told when
+        half a window has come together, and then of what came together for other streams, too."""
         stream = self._ours(sid)
         if stream is not None and items > 0 and (told := stream.grant(items)):
             self._tell(stream, told)
