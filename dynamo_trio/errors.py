@@ -313,6 +313,13 @@ class StreamIncomplete(DynamoException):
     reason = "stream_incomplete"
 
 
+class NotReplayable(DynamoException):
+    """The answer broke off, and it hangs on more than its tokens: no other engine can go on."""
+
+    retry = True
+    reason = "not_replayable"
+
+
 class EngineShutdown(DynamoException):
     """The worker's engine is being shut down; ``planned`` marks a hand-over during a drain."""
 
