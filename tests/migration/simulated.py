@@ -231,6 +231,7 @@ class Client:
             if instance >= self.pool:
                 self.decisions.append(self.machine.nobody(NoWorker("no other worker")))
                 return self
+            assert self.machine.parts, "nobody is asked for nothing"
             self.machine.asks(instance)
             decision = self.machine.ended(self._attempt(cut))
             self.decisions.append(decision)

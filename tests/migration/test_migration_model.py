@@ -142,6 +142,16 @@ def _held(scene: Scene, after: int) -> str:
     return "a part of the stop string" if rest and STOP.startswith(rest) else "nothing"
 
 
+@pytest.mark.parametrize("name", SCENES)
+def test_who_has_it_all_asks_nobody_although_the_end_is_missing(name: str) -> None:
+    count = items_of(SCENES[name])
+    for after in (
+        (count, count - 1) if name in ("finish apart", "eos that is sent, apart") else [count]
+    ):
+        client = Client(SCENES[name], ONCE).run(BEGUN[0].cut(after))
+        assert client.decisions == [Done()]
+
+
 def test_what_the_simulated_engine_declares_is_true() -> None:
     for name in ("seed", "stop string", "max_tokens"):
         undisturbed = Client(SCENES[name]).run()

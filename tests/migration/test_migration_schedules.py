@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 TEXT = Client(scene()).run().texts[0]
 SCENES = [
     scene(),
-    scene(max_tokens=60, eos_every=10, min_tokens=5, apart=True),
-    scene(max_tokens=60, eos_every=10, sends_eos=True, batch=2),
+    scene(max_tokens=60, eos_every=3, min_tokens=12, apart=True),
+    scene(max_tokens=60, eos_every=8, sends_eos=True, apart=True, batch=2),
     scene(stop=[TEXT[9:13]], logprobs=1),
     scene(n=3, seed=4, max_tokens=12, eos_every=9),
     scene(seed=9, batch=3),
