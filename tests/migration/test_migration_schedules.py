@@ -40,8 +40,10 @@ SCENES = [
 UNDISTURBED = [Client(each).run() for each in SCENES]
 PROMPT = len(SCENES[0].request.token_ids)
 
+#: Most move, and many of these are planned.
+KINDS = [*ALL, *[kind for kind in ALL if kind.moves] * 3, *[k for k in ALL if k.planned] * 25]
 schedules = st.lists(
-    st.tuples(st.integers(0, 14), st.sampled_from([k for k in ALL if k.moves] * 3 + list(ALL))),
+    st.tuples(st.integers(0, 14), st.sampled_from(KINDS)),
     max_size=9,
 )
 limits = st.builds(
