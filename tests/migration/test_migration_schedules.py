@@ -143,7 +143,8 @@ def check_the_reason(
             assert spent >= (limits.limit if touched else OTHERS)
         case Reason.MAX_SEQ_LEN:
             assert touched
-            assert machine.max_seq_len_exceeded
+            assert limits.max_seq_len is not None
+            assert PROMPT + max(map(len, client.tokens)) > limits.max_seq_len
         case Reason.NO_WORKER:
             assert len(machine.tried) == client.pool
         case reason:
