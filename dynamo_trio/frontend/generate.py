@@ -31,7 +31,7 @@ from dynamo_trio.frontend.answers import Answer, StreamAnswer, UnaryAnswer
 from dynamo_trio.frontend.deadline import deadline_of
 from dynamo_trio.frontend.metrics import error_type
 from dynamo_trio.http.exchange import exchange_of
-from dynamo_trio.http.respond import send_json, stream_response, watch_disconnect
+from dynamo_trio.http.respond import say_close, send_json, stream_response, watch_disconnect
 from dynamo_trio.http.sinks import open_sink
 from dynamo_trio.lifecycle import CutReason, Outcome
 from dynamo_trio.plane import RequestHead
@@ -284,7 +284,10 @@ class Generation:
     async def _pump(self, answer: StreamAnswer) -> None:
         await answer.begun.wait()
         if not answer.untouched:
-            await answer.sink.start(200, [*EVENT_STREAM, *self.call.response_headers()])
+            head = [*EVENT_STREAM, *self.call.response_headers()]
+            if self.frontend.draining:
+                say_close(self.call.scope, head)
+            await answer.sink.start(200, head)
             await answer.sink.serve()
 
     # --- unary --------------------------------------------------------------------------

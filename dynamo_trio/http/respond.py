@@ -115,11 +115,12 @@ async def send_json(
     """
     head: Headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *headers]
     if close:
-        _say_close(scope, head)
+        say_close(scope, head)
     return await _send_whole(scope, send, status, head, body, limits, admission)
 
 
-def _say_close(scope: Scope, head: Headers) -> None:
+def say_close(scope: Scope, head: Headers) -> None:
+    """Have an answer tell its client to use another connection; wait for no more of its request."""
     if scope["http_version"] in ("1.0", "1.1"):
         head.append((b"connection", b"close"))
     if (exchange := exchange_of(scope)) is not None:

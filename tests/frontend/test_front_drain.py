@@ -99,6 +99,22 @@ async def test_streams_that_end_in_time_are_whole_and_the_exit_follows(
     assert front.site.lifecycle.http.tally == {Outcome.FINISHED: 2}
 
 
+async def test_an_answer_that_begins_in_the_drain_closes_its_connection(
+    site: Site, autojump_clock: MockClock
+) -> None:
+    async with site() as front:
+        clients = {stream: front.http1() for stream in (True, False)}
+        for stream, client in clients.items():
+            await client.send("POST", CHAT, chat(4, stream=stream))
+        while front.site.lifecycle.http.count < len(clients):
+            await trio.lowlevel.checkpoint()
+        stop(front)
+        answers = {stream: await read_all(client) for stream, client in clients.items()}
+    for status, headers, _, whole in answers.values():
+        assert (status, headers["connection"], whole) == (200, "close", True)
+    assert events(answers[True][2])[-1] == "[DONE]"
+
+
 async def test_endless_streams_say_farewell_at_the_limit(
     site: Site, autojump_clock: MockClock
 ) -> None:

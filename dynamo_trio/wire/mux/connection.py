@@ -171,7 +171,7 @@ class MuxConnection(ABC):
         if stream is not None and items > 0 and (told := stream.grant(items)):
             self._tell(stream, told)
             for other in self._streams.values():
-                if other.untold:
+                if 2 * other.untold >= other.step:  # less is not worth a grant, and may seem vain
                     self._tell(other, other.settle())
 
     def has_credit(self, sid: int) -> bool:

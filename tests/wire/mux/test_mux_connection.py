@@ -684,6 +684,20 @@ def test_streams_that_run_side_by_side_share_the_frames_of_their_credit(pair: Pa
     assert pair.worker.has_credit(sids[0])
 
 
+def test_a_reader_of_single_items_grants_nothing_in_vain_beside_a_fast_one(pair: Pair) -> None:
+    fast, *slow = (pair.open(credit=64) for _ in range(5))
+    for sid in slow:
+        pair.worker.send_tokens(sid, [*range(30)])
+    for _ in range(30):
+        pair.worker.send_tokens(fast, [*range(32)])
+        pair.run()
+        for sid in slow:
+            pair.client.grant(sid, 1)
+        pair.client.grant(fast, 32)
+        pair.run()
+    assert pair.worker.trifles == 0
+
+
 def test_grants_of_a_batch_share_a_frame(pair: Pair) -> None:
     sids = [pair.open(credit=2) for _ in range(3)]
     for sid in sids * 2:
