@@ -174,8 +174,6 @@ def configure_logging(
     ``levels`` speaks of this package; other packages are heard from WARNING on unless it names
     them. ``color`` None means: on a terminal only. Calling it again replaces the earlier call.
     """
-    # No line tells of threads and processes, so no record need look for their names.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     levels = levels or LogFilter("info")
     # Python has no stream for a descriptor that was closed before it started.
     terminal = Terminal(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 - for life

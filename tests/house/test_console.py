@@ -203,6 +203,13 @@ def test_configuring_again_replaces_the_first(log_to: LogTo) -> None:
     assert first.getvalue() == ""
 
 
+def test_what_others_tell_of_a_record_is_left_to_them(log_to: LogTo) -> None:
+    """hypercorn's own lines, for one, name the process."""
+    log_to()
+    record = logging.LogRecord("others", logging.INFO, __file__, 1, "said", (), None)
+    assert (record.process, record.thread) == (os.getpid(), threading.get_ident())
+
+
 def test_importing_configures_nothing() -> None:
     code = (
         "import logging, dynamo_trio.console; r = logging.getLogger();"

@@ -34,7 +34,7 @@ async def serve_upgrade(frontend: Frontend, scope: Scope, receive: Receive, send
         model = _admissible(frontend, scope)
         with (
             session_span(scope, known_as),
-            frontend.lifecycle.http.admit(f"realtime {session_id}") as admission,
+            frontend.lifecycle.http.admit(f"connection of {session_id}") as admission,
             watched(scope, frontend.frames) as watch,
         ):
             socket = RealtimeSocket(scope, receive, send, frontend.limits, watch)
