@@ -24,7 +24,7 @@ LAYERS = (
     {"errors"},
     {"wire"},
     {"config", "pem"},
-    {"console", "context", "lifecycle", "migration", "tokenizers"},
+    {"console", "context", "lifecycle", "migration", "routing", "tokenizers"},
     {"discovery", "engines", "events", "http", "models", "plane", "process", "temporary", "turns"},
     {"health", "metrics", "tracing"},
     {
