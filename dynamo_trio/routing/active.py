@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dynamo_trio.routing.tree import Node, Slots, below, let_go, match
+from dynamo_trio.routing.tree import Holders, Node, Slots, below, let_go, match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,22 +39,29 @@ class Load:
     # How many of its requests hold each block.
     _counts: dict[Node, int] = attrs.field(factory=dict)
 
-    def hold(self, node: Node) -> None:
-        """One more request holds a block."""
-        count = self._counts.get(node, 0)
-        self._counts[node] = count + 1
-        if not count:
-            node.held |= 1 << self._slot
-            self.blocks += 1
+    def hold(self, root: Node, blocks: Sequence[int]) -> list[Node]:
+        """One more request holds these blocks, from the beginning."""
+        counts, bit, node, nodes = self._counts, 1 << self._slot, root, []
+        for key in blocks:
+            node = below(node, key)
+            nodes.append(node)
+            count = counts.get(node, 0)
+            counts[node] = count + 1
+            if not count:
+                node.held |= bit
+                self.blocks += 1
+        return nodes
 
-    def let_go(self, node: Node) -> None:
-        """One request less holds a block."""
-        count = self._counts.pop(node) - 1
-        if count:
-            self._counts[node] = count
-        else:
-            let_go(node, 1 << self._slot)
-            self.blocks -= 1
+    def let_go(self, nodes: list[Node]) -> None:
+        """One request less holds them."""
+        counts, bit = self._counts, 1 << self._slot
+        for node in reversed(nodes):
+            count = counts.pop(node) - 1
+            if count:
+                counts[node] = count
+            else:
+                let_go(node, bit)
+                self.blocks -= 1
 
 
 @attrs.define(eq=False)
@@ -100,12 +107,12 @@ class ActiveRequests:
         load = self.loads.pop(target, None)
         if load is not None:
             load.gone = True
-            self._slots.hide(load._slot)
+            self._slots.hide(target)
             self._settle(load)
 
-    def match(self, blocks: Sequence[int]) -> dict[Target, int]:
+    def match(self, blocks: Sequence[int]) -> Holders:
         """How many blocks of a prompt, from its beginning, are active at each rank already."""
-        return self._slots.name(match(self._root, blocks, self._slots.live))
+        return match(self._root, blocks, self._slots)
 
     def begin(
         self, request_id: str, target: Target, tokens: int, blocks: Sequence[int], cached: int
@@ -120,11 +127,7 @@ class ActiveRequests:
         load = self.loads.get(target)
         if load is None or request_id in self._requests:
             return
-        nodes, node = [], self._root
-        for key in blocks:
-            node = below(node, key)
-            nodes.append(node)
-            load.hold(node)
+        nodes = load.hold(self._root, blocks)
         request = _Request(load, nodes, max(0, tokens - cached), tokens)
         self._requests[request_id] = request
         load.requests += 1
@@ -157,8 +160,7 @@ class ActiveRequests:
         if request is None:
             return
         load = request.load
-        for node in reversed(request.nodes):
-            load.let_go(node)
+        load.let_go(request.nodes)
         load.requests -= 1
         load.prefill_tokens -= request.prefill
         load.blocks -= request.output

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dynamo_trio.routing.tree import Node, Slots, below, let_go, match
+from dynamo_trio.routing.tree import Holders, Node, Slots, below, let_go, match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +48,10 @@ class ApproximateIndex:
         """How many blocks are remembered, each once for each worker."""
         return len(self._routed)
 
-    def match(self, blocks: Sequence[int], now: float) -> dict[Target, int]:
+    def match(self, blocks: Sequence[int], now: float) -> Holders:
         """How many blocks of a prompt, from its beginning, each worker should have."""
         self.expire(now)
-        return self._slots.name(match(self._root, blocks, self._slots.live))
+        return match(self._root, blocks, self._slots)
 
     def routed(self, target: Target, blocks: Sequence[int], now: float) -> None:
         """A prompt with these blocks went to ``target``."""
@@ -75,7 +75,7 @@ class ApproximateIndex:
         guess = self._guesses.pop(target, None)
         if guess is not None:
             guess.gone = True
-            self._slots.hide(guess.slot)
+            self._slots.hide(target)
             self._settle(guess)
 
     def expire(self, now: float) -> None:

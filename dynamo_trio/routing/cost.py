@@ -115,6 +115,11 @@ class Costs:
         prefill = self.settings.router_track_prefill_tokens * self.tokens / self.block_size
         return self.settings.prefill_load_scale * prefill + self.blocks
 
+    def saved(self, overlap: int, shared: int) -> float:
+        """What so many blocks may save at most."""
+        settings = self.settings
+        return settings.prefill_load_scale * settings.overlap_score_credit * overlap + shared
+
     def _excess(self, load: Load) -> float:
         """Prefill above the least, in requests of this size."""
         excess = max(0, load.prefill_tokens - self.least_prefill) / self.block_size

@@ -3,16 +3,21 @@
 Theory of operation
 -------------------
 Most workers share nothing with a prompt. What these cost differs from each other by what they
-have to do already, whatever the prompt is; so they are kept in the order of that, and of all of
-them only the first one can be the best. Those that share something are few, and each is looked
-at. So a choice takes one step a block of the prompt, one for each worker that holds any of it,
-and one for each that may not be chosen.
+have to do already, whatever the prompt is; so all are kept in the order of that. Of those that
+share something the ones with the longest beginning are looked at, up to :data:`FEW`. Then the
+others are gone through in their order until no one who is left can be better: what sharing can
+save them is known, since it is no longer than the longest that was not looked at.
+
+So a choice takes one step a block of the prompt, one for each of the few, and as a rule one or
+two more; more than that only where many share as much as the best one, and have as little to do.
+That all prompts begin with the same blocks, and all workers have them, costs nothing.
 
 With a temperature every worker has its chance, and all are looked at.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -24,13 +29,18 @@ from dynamo_trio.routing.ranking import Ranking
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from dynamo_trio.routing.tree import Holders
+
+#: Of those that share something with a prompt, how many are looked at in any case, at most.
+FEW = 32
 
 
 class Index(Protocol):
     """What is, or should be, in whose cache."""
 
-    def match(self, blocks: Sequence[int], now: float) -> dict[Target, int]:
+    def match(self, blocks: Sequence[int], now: float) -> Holders:
         """How many blocks of a prompt, from its beginning, each cache has."""
         ...
 
@@ -57,6 +67,8 @@ class KvRouting:
     _workers: dict[int, tuple[Target, ...]] = attrs.field(factory=dict, init=False)
     # By what they cost by themselves.
     _ranking: Ranking[Target] = attrs.field(factory=Ranking, init=False)
+    # The last choice, and how many blocks are cached there: most often it is what begins next.
+    _last: tuple[Ask, Target, int] | None = attrs.field(default=None, init=False)
     # By prefill tokens; empty unless there is a decay.
     _prefills: Ranking[Target] = attrs.field(factory=Ranking, init=False)
 
@@ -100,55 +112,32 @@ class KvRouting:
 
     def choose(self, ask: Ask) -> Target:
         """Where it costs least, or with a temperature probably little. Raises NoWorker."""
-        overlaps = self.index.match(ask.blocks, ask.now)
         counted = self.settings.router_track_active_blocks
-        shared = self.active.match(ask.blocks) if counted else {}
-        costs = Costs(
-            *(self.settings, self.block_size, ask.tokens),
-            len(ask.blocks) if counted else 0,
-            self._least_prefill(ask),
+        search = _Search(
+            self.active.loads,
+            ask.without,
+            Costs(
+                *(self.settings, self.block_size, ask.tokens),
+                len(ask.blocks) if counted else 0,
+                self._least_prefill(ask),
+            ),
+            self.index.match(ask.blocks, ask.now),
+            self.active.match(ask.blocks if counted else ()),
         )
         if self.settings.router_temperature:
-            return self._drawn(ask, costs, overlaps, shared)
-        best, chosen = self._best_of_those(ask, costs, overlaps, shared)
-        for target in self._rest(ask, costs.more, best, overlaps, shared):
-            return target
-        return chosen or refuse(ask)
+            chosen = search.drawn(self._rng)
+        else:
+            chosen = search.best(self._rng, self._ranking)
+        if chosen is None:
+            refuse(ask)
+        self._last = ask, chosen, search.overlaps.of(chosen)
+        return chosen
 
-    def _best_of_those(
-        self, ask: Ask, costs: Costs, overlaps: Mapping[Target, int], shared: Mapping[Target, int]
-    ) -> tuple[float, Target | None]:
-        """The best of those who share something; among equal ones, any."""
-        best, chosen, equal = float("inf"), None, 0
-        loads, without = self.active.loads, ask.without
-        for target in overlaps.keys() | shared.keys() if shared else overlaps:
-            load = loads.get(target)
-            if load is None or target.worker_id in without:
-                continue
-            cost = costs.of(load, overlaps.get(target, 0), shared.get(target, 0))
-            if cost < best:
-                best, chosen, equal = cost, target, 1
-            elif cost == best:
-                equal += 1
-                if self._rng.random() * equal < 1:
-                    chosen = target
-        return best, chosen
-
-    def _rest(
-        self,
-        ask: Ask,
-        more: float,
-        best: float,
-        overlaps: Mapping[Target, int],
-        shared: Mapping[Target, int],
-    ) -> Iterator[Target]:
-        """Those who share nothing and cost less than the best of the others; the best first."""
-        for base, target in self._ranking.ascending():
-            if base + more >= best:
-                return  # nobody behind this one costs less
-            if target in overlaps or target in shared or target.worker_id in ask.without:
-                continue
-            yield target
+    def _cached(self, target: Target, ask: Ask) -> int:
+        last = self._last
+        if last is not None and last[0] is ask and last[1] == target:
+            return last[2]
+        return self.index.match(ask.blocks, ask.now).of(target)
 
     def _least_prefill(self, ask: Ask) -> int:
         for tokens, target in self._prefills.ascending():
@@ -156,25 +145,12 @@ class KvRouting:
                 return int(tokens)
         return 0
 
-    def _drawn(
-        self, ask: Ask, costs: Costs, overlaps: Mapping[Target, int], shared: Mapping[Target, int]
-    ) -> Target:
-        targets = [t for t in self.active.loads if t.worker_id not in ask.without]
-        if not targets:
-            refuse(ask)
-        loads = self.active.loads
-        all_costs = [
-            costs.of(loads[target], overlaps.get(target, 0), shared.get(target, 0))
-            for target in targets
-        ]
-        return targets[draw(all_costs, self.settings.router_temperature, self._rng)]
-
     # --- requests ------------------------------------------------------------------------
 
     def begin(self, request_id: str, target: Target, ask: Ask) -> None:
         """The request goes to ``target``, a rank."""
         settings = self.settings
-        cached = self.index.match(ask.blocks, ask.now).get(target, 0) * self.block_size
+        cached = self._cached(target, ask) * self.block_size
         tokens = ask.tokens if settings.router_track_prefill_tokens else 0
         blocks = ask.blocks if settings.router_track_active_blocks else ()
         self.active.begin(request_id, target, tokens, blocks, cached)
@@ -193,3 +169,58 @@ class KvRouting:
     def end(self, request_id: str) -> None:
         """It is over."""
         self.active.end(request_id)
+
+
+@attrs.define(eq=False)
+class _Search:
+    """One choice."""
+
+    _loads: Mapping[Target, Load]
+    _without: Collection[int]
+    _costs: Costs
+    #: Who has the prompt in its cache.
+    overlaps: Holders
+    #: Where it is active.
+    _shared: Holders
+
+    def best(self, rng: random.Random, ranking: Ranking[Target]) -> Target | None:
+        """Whom it costs least; among equal ones of the few, any."""
+        overlaps, most_overlap = self.overlaps.deepest(FEW)
+        shared, most_shared = self._shared.deepest(FEW)
+        few = overlaps.keys() | shared.keys() if shared else overlaps.keys()
+        least, chosen = self._best_of(few, rng)
+        more = self._costs.more - self._costs.saved(most_overlap, most_shared)
+        for base, target in ranking.ascending():
+            if base + more >= least:
+                break  # nobody behind this one costs less
+            if target in few or target.worker_id in self._without:
+                continue
+            if (cost := self._cost(target)) < least:
+                least, chosen = cost, target
+        return chosen
+
+    def _best_of(self, few: Iterable[Target], rng: random.Random) -> tuple[float, Target | None]:
+        least, chosen, equal = math.inf, None, 0
+        for target in few:
+            if target not in self._loads or target.worker_id in self._without:
+                continue
+            cost = self._cost(target)
+            if cost < least:
+                least, chosen, equal = cost, target, 1
+            elif cost == least:
+                equal += 1
+                if rng.random() * equal < 1:
+                    chosen = target
+        return least, chosen
+
+    def drawn(self, rng: random.Random) -> Target | None:
+        """Anybody, but most probably somebody whom it costs little."""
+        targets = [t for t in self._loads if t.worker_id not in self._without]
+        if not targets:
+            return None
+        costs = [self._cost(target) for target in targets]
+        return targets[draw(costs, self._costs.settings.router_temperature, rng)]
+
+    def _cost(self, target: Target) -> float:
+        overlap, shared = self.overlaps.of(target), self._shared.of(target)
+        return self._costs.of(self._loads[target], overlap, shared)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dynamo_trio.errors import RemoteProtocolError
-from dynamo_trio.routing.tree import Node, Slots, below, let_go, match
+from dynamo_trio.routing.tree import Holders, Node, Slots, below, let_go, match
 from dynamo_trio.wire.dynamo.kv_events import Cleared, Removed, Stored
 from dynamo_trio.wire.dynamo.kv_state import MAX_BLOCKS
 
@@ -88,9 +88,9 @@ class PrefixIndex:
         """Whose caches there are."""
         return set(self._caches)
 
-    def match(self, blocks: Sequence[int], now: float = 0.0) -> dict[Target, int]:
-        """How many blocks of a prompt, from its beginning, each cache has; none: not in there."""
-        return self._slots.name(match(self._root, blocks, self._slots.live))
+    def match(self, blocks: Sequence[int], now: float = 0.0) -> Holders:
+        """How many blocks of a prompt, from its beginning, each cache has."""
+        return match(self._root, blocks, self._slots)
 
     def routed(self, target: Target, blocks: Sequence[int], now: float) -> None:
         """Nothing happens: the worker will tell what becomes of it."""
@@ -127,7 +127,7 @@ class PrefixIndex:
         """A cache is empty, or not there any more."""
         cache = self._caches.pop(target, None)
         if cache is not None:
-            self._slots.hide(cache.slot)
+            self._slots.hide(target)
             self._leaving.append(cache)
             self.sweep(_SWEEP)
 

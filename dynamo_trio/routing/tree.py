@@ -64,7 +64,8 @@ class Slots:
 
     #: None: free.
     targets: list[Target | None] = attrs.field(factory=list)
-    #: The bits of those who count.
+    #: Those who count, and their bits in one number.
+    places: dict[Target, int] = attrs.field(factory=dict)
     live: int = 0
     _free: list[int] = attrs.field(factory=list)
 
@@ -76,47 +77,78 @@ class Slots:
         else:
             slot = len(self.targets)
             self.targets.append(target)
+        self.places[target] = slot
         self.live |= 1 << slot
         return slot
 
-    def hide(self, slot: int) -> None:
+    def hide(self, target: Target) -> None:
         """It does not count any more."""
-        self.live &= ~(1 << slot)
+        self.live &= ~(1 << self.places.pop(target))
 
     def give(self, slot: int) -> None:
-        """It holds nothing: somebody else may have it."""
-        self.hide(slot)
+        """Who is hidden holds nothing: somebody else may have its slot."""
         self.targets[slot] = None
         self._free.append(slot)
 
-    def name(self, groups: Iterable[tuple[int, int]]) -> dict[Target, int]:
-        """What :func:`match` has found, by who holds it."""
-        targets = self.targets
+
+@attrs.frozen
+class Holders:
+    """Who holds how many blocks of one prompt. Good until something changes."""
+
+    _slots: Slots
+    #: Depths, from 1 up, each with the bits of those who hold just so many.
+    _groups: list[tuple[int, int]]
+
+    def of(self, target: Target) -> int:
+        """How many this one holds."""
+        slot = self._slots.places.get(target)
+        if slot is not None:
+            bit = 1 << slot
+            for depth, mask in self._groups:
+                if mask & bit:
+                    return depth
+        return 0
+
+    def all(self) -> dict[Target, int]:
+        """Everybody who holds any."""
+        return self.deepest(len(self._slots.targets))[0]
+
+    def deepest(self, most: int) -> tuple[dict[Target, int], int]:
+        """Those who hold most blocks, ``most`` of them at most, and how many others may hold.
+
+        Who hold equally many are all among them, or none of them is.
+        """
         found: dict[Target, int] = {}
-        for depth, mask in groups:
+        targets = self._slots.targets
+        for depth, mask in reversed(self._groups):
+            if len(found) + mask.bit_count() > most:
+                return found, depth
             for slot in bits(mask):
                 target = targets[slot]
                 assert target is not None  # who counts has a slot
                 found[target] = depth
-        return found
+        return found, 0
 
 
-def match(root: Node, keys: Iterable[int], live: int) -> list[tuple[int, int]]:
-    """How many blocks of a prompt, from its beginning without a gap, are held by whom.
+def match(root: Node, keys: Iterable[int], slots: Slots) -> Holders:
+    """Who holds how many blocks of a prompt, from its beginning without a gap."""
+    return Holders(slots, _groups(root, keys, slots.live))
 
-    Returns depths, from 1 up, each with the bits of those who hold just so many.
-    """
+
+def _groups(root: Node, keys: Iterable[int], live: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     node, depth, going = root, 0, live
     for key in keys:
         child = node.children.get(key) if node.children else None
-        held = going & child.held if child is not None else 0
+        if child is None:
+            break
+        held = going & child.held
         if held != going:
             if depth:
                 found.append((depth, going ^ held))
+            if not held:
+                return found
             going = held
-        if child is None or not held:
-            return found
         node, depth = child, depth + 1
     if depth and going:
         found.append((depth, going))

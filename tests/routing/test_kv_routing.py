@@ -20,6 +20,7 @@ from dynamo_trio.routing import (
     Load,
     PrefixIndex,
     Target,
+    kv,
 )
 from dynamo_trio.routing.cost import Costs, draw
 from dynamo_trio.wire.dynamo.kv_events import Block, Stored
@@ -95,19 +96,19 @@ def test_a_request_is_counted_from_begin_to_end() -> None:
     active.add(A)
     active.begin("one", A, 40, [7, 8], cached=16)
     active.begin("two", A, 50, [7, 9], cached=0)
-    assert active.match([7, 8, 9]) == {A: 2}
+    assert active.match([7, 8, 9]).all() == {A: 2}
     active.prefilled("one")
     active.prefilled("one")
     active.grew("one", 7)  # 47 tokens: no block more
     active.grew("one", 1)
     active.end("one")
     active.end("one")
-    assert active.match([7, 8]) == {A: 1}
+    assert active.match([7, 8]).all() == {A: 1}
     active.end("two")
     assert seen == [
         *((0, 0, 0), (1, 24, 2), (2, 74, 3), (2, 50, 3), (2, 50, 4), (1, 50, 2), (0, 0, 0)),
     ]
-    assert (len(active), active.match([7])) == (0, {})
+    assert (len(active), active.match([7]).all()) == (0, {})
 
 
 def test_requests_of_a_worker_that_has_gone_end_unnoticed() -> None:
@@ -119,7 +120,7 @@ def test_requests_of_a_worker_that_has_gone_end_unnoticed() -> None:
     active.add(A)
     active.begin("old", A, 16, [8], cached=0)  # known
     active.begin("lost", B, 16, [8], cached=0)  # to who is not there
-    assert (active.match([7]), len(active), active.loads[A].blocks) == ({}, 1, 0)
+    assert (active.match([7]).all(), len(active), active.loads[A].blocks) == ({}, 1, 0)
     active.grew("old", 99)
     active.end("old")
     assert (len(active), active.loads[A].blocks, active._root.children) == (0, 0, {})
@@ -255,8 +256,24 @@ requests = st.tuples(
     credit=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     decay=st.sampled_from([0.0, 1.0]),
     weight=st.sampled_from([0.0, 0.7]),
+    few=st.integers(0, 3),
 )
 def test_the_choice_is_the_naive_minimum(
+    begun: list[tuple[int, list[int], bool]],
+    cached: list[tuple[int, int]],
+    blocks: list[int],
+    without: frozenset[int],
+    credit: float,
+    decay: float,
+    weight: float,
+    few: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv, "FEW", few)
+        compare(begun, cached, blocks, without, credit, decay, weight)
+
+
+def compare(
     begun: list[tuple[int, list[int], bool]],
     cached: list[tuple[int, int]],
     blocks: list[int],
@@ -285,8 +302,8 @@ def test_the_choice_is_the_naive_minimum(
 
     ask = Ask(tokens=BLOCK * len(blocks) + 5, blocks=blocks, without=without)
     able = [Target(i, 0) for i in range(5) if i not in without]
-    loads, overlaps = made.active.loads, made.index.match(blocks, 0.0)
-    shared = made.active.match(blocks)
+    loads, overlaps = made.active.loads, made.index.match(blocks, 0.0).all()
+    shared = made.active.match(blocks).all()
     least = min(loads[t].prefill_tokens for t in able)
     costs = Costs(made.settings, BLOCK, ask.tokens, len(blocks), least)
     naive = {t: costs.of(loads[t], overlaps.get(t, 0), shared.get(t, 0)) for t in able}
