@@ -56,9 +56,9 @@ class Plan:
     """What is measured."""
 
     workers: int = 1_000
-    requests: int = 5_000
+    requests: int = 1_000
     running: int = 4_000
-    rounds: int = 5
+    rounds: int = 3
     blocks: int = 64
 
 

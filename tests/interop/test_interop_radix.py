@@ -87,7 +87,8 @@ class Trace:
         prompt = self.prompt()
         found = self.index.match(prompt).all()
         self.steps.append({"ask": list(prompt)})
-        self.answers.append(sorted([*target, blocks] for target, blocks in found.items()))
+        told = [[t.worker_id, t.dp_rank or 0, blocks] for t, blocks in found.items()]
+        self.answers.append(sorted(told))
 
     def _tell(self, target: Target, change: Stored | Removed | Cleared) -> None:
         self.index.apply(target, change)

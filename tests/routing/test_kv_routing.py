@@ -241,9 +241,27 @@ def test_equal_costs_are_spread_by_chance() -> None:
     assert min(drawn.values()) > 60
 
 
+def test_whoever_shares_most_is_found_among_many_that_share() -> None:
+    """More than are looked at in any case, and each of them busier than one who shares nothing."""
+    made = routing(*range(kv.FEW + 2))
+    for worker_id in range(kv.FEW + 1):
+        cache(made, Target(worker_id, 0), 7, 8)
+        made.begin(f"{worker_id}", Target(worker_id, 0), Ask(tokens=1, blocks=[99]))
+        made.prefilled(f"{worker_id}")
+    assert made.choose(Ask(tokens=32, blocks=[7, 8])).worker_id <= kv.FEW
+    without = frozenset(range(kv.FEW + 1)) - {3}
+    assert made.choose(Ask(tokens=32, blocks=[7, 8], without=without)).worker_id == 3
+
+
+#: Prompts that as a rule have something in common.
+prompts = st.builds(
+    lambda common, own: [1, 2, 1, 2][:common] + own,
+    st.integers(0, 4),
+    st.lists(st.integers(1, 2), max_size=1),
+)
 requests = st.tuples(
     st.integers(0, 4),  # worker
-    st.lists(st.integers(1, 2), max_size=4),  # blocks
+    prompts,
     st.booleans(),  # prefilled
 )
 
@@ -251,7 +269,7 @@ requests = st.tuples(
 @given(
     begun=st.lists(requests, max_size=12),
     cached=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=5),
-    blocks=st.lists(st.integers(1, 2), max_size=5),
+    blocks=prompts,
     without=st.frozensets(st.integers(0, 4), max_size=4),
     credit=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     decay=st.sampled_from([0.0, 1.0]),
