@@ -135,6 +135,7 @@ async def test_no_request_gets_what_is_anothers(seed: int, tls: bool, tmp_path: 
         response_host="127.0.0.1",
         tls=mutual_tls(tmp_path) if tls else TlsSettings(),
         channel_buffer=8,
+        ack_time=60.0,  # by a real clock, on a machine that may freeze
     )
     async with (
         open_tcp_plane(settings) as worker,
