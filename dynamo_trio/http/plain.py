@@ -19,7 +19,7 @@ import attrs
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
 _VALUE = rb"[^\x00\s]+(?:[ \t]+[^\x00\s]+)*"
 # Nothing can follow a repetition that begins with what it repeats, so nobody can make this take
-# longer than the head is long. (Possessive quantifiers would say so; Python 3.11.2 gets them wrong.)
+# longer than the head is long. (Possessive quantifiers would say so; Python 3.11.2 errs in them.)
 _HEAD = re.compile(
     rb"(GET|POST) (/[\x21-\x7e]*) HTTP/1\.1\r\n(?:%b:[ \t]*(?:%b[ \t]*)?\r\n)*\r\n"
     % (_TOKEN, _VALUE)
