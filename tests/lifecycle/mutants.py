@@ -44,13 +44,15 @@ MUTANTS = (
     ),
     Mutant(
         "the admission ends with the cut, not with the farewell",
-        "admission.py",
-        "        return sum(admission.cut(reason) for admission in self.admissions())\n",
-        """        cut = sum(admission.cut(reason) for admission in self.admissions())
-        self._inside.clear()
-        self._awaited = 0
-        self._leave = lambda admission: None
-        return cut
+        "farewells.py",
+        "            admission.cut(reason())\n        await trio.lowlevel.checkpoint()\n",
+        """            admission.cut(reason())
+        await trio.lowlevel.checkpoint()
+    gate._inside.clear()
+    gate._awaited = 0
+    leave = type(gate)._leave
+    if leave.__name__ != "<lambda>":
+        type(gate)._leave = lambda gate, one: one in gate._inside and leave(gate, one)
 """,
     ),
     Mutant(
