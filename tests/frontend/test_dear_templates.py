@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
 from dynamo_trio.tokenizers import Preprocessor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
-
-    import pytest
 
     Opener = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -42,6 +42,16 @@ def make_dear(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(old, name, value)
 
 
+@pytest.fixture
+def _shared_fairly() -> Iterator[None]:
+    """A thread that computes lets others run ten times as often as it would by itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 10)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_shared_fairly")
 async def test_its_requests_are_refused_and_the_loop_turns(
     open_site: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
