@@ -1,6 +1,6 @@
 """The task behind a watch of the file backend: when it looks, and what it then tells.
 
-It looks when inotify says that something happened, and once a second in any case, because
+It looks when inotify says that something happened, and every two seconds in any case, because
 inotify hears nothing of what other hosts do to a shared directory. Where there is no inotify
 it looks ten times a second. What it sees is judged by :mod:`~dynamo_trio.discovery.file_view`.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: How often is looked, in seconds: with inotify, and without it.
-LOOK_EVERY, LOOK_EVERY_DEAF = 1.0, 0.1
+LOOK_EVERY, LOOK_EVERY_DEAF = 2.0, 0.1
 #: News that come within this are looked at together, in seconds.
 GATHER = 0.005
 #: A file that is missing is looked for again after so long, in seconds.

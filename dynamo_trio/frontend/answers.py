@@ -221,7 +221,7 @@ class StreamAnswer(Answer):
             return super().feed_tokens(token_ids)
         self.record.tokens(1)
         chunks = self.chunks
-        rest = self.sink.offer(b"%b%b%b" % (chunks.head, text, chunks.tail))
+        rest = self.sink.offer(chunks.head, text, chunks.tail)
         self._owed += 1
         if self._owed >= GRANT_AT:
             self.grant()

@@ -160,9 +160,10 @@ class BodySink(ABC):
         elif data:
             self._put(data)
 
-    def offer(self, data: bytes) -> Rest | None:
-        """As :meth:`feed`; what is left to be done with it comes before anything else."""
-        self.feed(data)
+    def offer(self, head: bytes, text: bytes, tail: bytes) -> Rest | None:
+        """As :meth:`feed`, for one piece; what is left to be done with it comes before anything
+        else."""
+        self.feed(b"%b%b%b" % (head, text, tail))
         return None
 
     def feed_last(self, data: bytes) -> None:

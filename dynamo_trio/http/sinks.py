@@ -83,15 +83,22 @@ class RawSink(BodySink):
 
     def feed(self, data: bytes) -> None:
         """As :meth:`BodySink.feed`."""
-        if (rest := self.offer(data)) is not None:
-            self._write_frame(rest[1])
+        if self._is_direct and data:
+            self._write_frame(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            super().feed(data)
 
-    def offer(self, data: bytes) -> Rest | None:
+    @property
+    def _is_direct(self) -> bool:
+        """Does a piece that comes now go straight to the socket?"""
+        return self._opened and not self._unsent and self._outcome is None and not self._closed
+
+    def offer(self, head: bytes, text: bytes, tail: bytes) -> Rest | None:
         """As :meth:`BodySink.offer`. The way of nearly every token, so all of it is in one call."""
         if not self._opened or self._unsent or self._outcome is not None or self._closed:
-            super().feed(data)
-            return None
-        return (self._write_frame, b"%x\r\n%b\r\n" % (len(data), data)) if data else None
+            return super().offer(head, text, tail)  # it is not direct
+        size = len(head) + len(text) + len(tail)
+        return self._write_frame, b"%x\r\n%b%b%b\r\n" % (size, head, text, tail)
 
     def _write_frame(self, frame: bytes) -> None:
         try:
