@@ -83,21 +83,15 @@ class RawSink(BodySink):
 
     def feed(self, data: bytes) -> None:
         """As :meth:`BodySink.feed`."""
-        if self._is_direct and data:
-            self._write_frame(b"%x\r\n%b\r\n" % (len(data), data))
-        else:
-            super().feed(data)
-
-    @property
-    def _is_direct(self) -> bool:
-        """Does a piece that comes now go straight to the socket?"""
-        return self._opened and not self._unsent and self._outcome is None and not self._closed
+        if (rest := self.offer(b"", data, b"")) is not None:
+            self._write_frame(rest[1])
 
     def offer(self, head: bytes, text: bytes, tail: bytes) -> Rest | None:
         """As :meth:`BodySink.offer`. The way of nearly every token, so all of it is in one call."""
-        if not self._opened or self._unsent or self._outcome is not None or self._closed:
-            return super().offer(head, text, tail)  # it is not direct
         size = len(head) + len(text) + len(tail)
+        if not (self._opened and size) or self._unsent or self._outcome is not None or self._closed:
+            super().feed(b"%b%b%b" % (head, text, tail))
+            return None
         return self._write_frame, b"%x\r\n%b%b%b\r\n" % (size, head, text, tail)
 
     def _write_frame(self, frame: bytes) -> None:

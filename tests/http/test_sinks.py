@@ -348,6 +348,18 @@ async def test_the_raw_sink_writes_nothing_before_its_head_has_left() -> None:
         assert not sink.pending
 
 
+async def test_an_empty_piece_does_not_end_the_body() -> None:
+    """A chunk of no bytes is the last one (RFC 9112, 7.1)."""
+    ours, theirs = raw_pair()
+    with ours, theirs:
+        sink = RawSink(Client().send, LIMITS, socket=ours)
+        await sink.start(200, [])
+        sink.feed(b"")
+        assert sink.offer(b"", b"", b"") is None
+        sink.feed(b"x")
+        assert await theirs.recv(100) == b"1\r\nx\r\n"
+
+
 async def test_the_raw_sink_keeps_what_the_socket_does_not_take() -> None:
     ours, theirs = raw_pair()
     with ours, theirs:
